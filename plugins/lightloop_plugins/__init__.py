@@ -1,0 +1,1 @@
+"""The features of Lightloop: one plugin, one file."""

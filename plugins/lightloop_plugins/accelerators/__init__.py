@@ -1,0 +1,1 @@
+"""Devices and strategies: where a model runs, and on how many processes."""
