@@ -1,0 +1,49 @@
+# Every target sets up what it needs in .venv, and again when setup.cfg or constraints-dev.txt has changed.
+# More arguments for the program that a target runs: make test ARGS="tests/core -k order".
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint types bench clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+train: $(STAMP)  ## Train a small classifier of handwritten digits
+	$(BIN)/python examples/digits.py $(ARGS)
+
+# One thread per process: two test processes share the cores, and sums come out the same on every machine.
+test: $(STAMP)  ## Run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(STAMP)  ## Check style, format and the layers of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: $(STAMP)  ## Check the types of core and plugins
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## Measure what the loop costs per batch
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loop.py $(ARGS)
+
+# The environment stays: it is minutes to build, and its stamp says when it is out of date.
+clean:  ## Remove caches, build products and runs
+	rm -rf build dist runs *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find benchmarks docs examples lightloop plugins tests -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# torch comes in as a dependency of lightloop and at the version of constraints-dev.txt: asked for by name alone, pip
+# takes the newest, which on many machines is a CUDA build of several GB. --no-build-isolation saves a second download
+# of setuptools, which the line before has just brought up to date.
+$(STAMP): setup.cfg constraints-dev.txt
+	@echo "Setting up $(VENV); the first time takes a few minutes."
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip setuptools wheel
+	$(PIP) --no-build-isolation --editable '.[dev,examples]'
+	touch $@
