@@ -45,5 +45,6 @@ $(STAMP): setup.cfg constraints-dev.txt
 	@echo "Setting up $(VENV); the first time takes a few minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools wheel
+	rm -rf lightloop.egg-info  # one left by a build would hide the entry points of this install
 	$(PIP) --no-build-isolation --editable '.[dev,examples]'
 	touch $@

@@ -1,1 +1,6 @@
-"""What plugin authors test with: a recorder, tiny models and data, and the contracts."""
+"""What plugin authors use to test: a recorder of hooks, tiny models and data."""
+
+from lightloop.testing.models import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop.testing.recorder import Recorder
+
+__all__ = ["Probe", "Recorder", "TinyClassifier", "classification_batches", "probe_batches"]

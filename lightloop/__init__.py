@@ -1,0 +1,57 @@
+"""Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
+
+from lightloop.data import batch_size, size_of, with_is_last
+from lightloop.discovery import Found, PluginError, discover
+from lightloop.dispatch import Relay
+from lightloop.evaluation import Evaluation, eval_loaders, evaluate
+from lightloop.hookspecs import Hooks, hookimpl, hookspec
+from lightloop.loop import Loop
+from lightloop.metrics import Metrics, Running, fetch
+from lightloop.module import Module
+from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup
+from lightloop.order import OrderError, in_order
+from lightloop.plugin import Plugin, option
+from lightloop.stash import Key, Stash
+from lightloop.steps import bind, defined
+from lightloop.trainer import Result, Trainer
+from lightloop.window import Window, scale_
+from lightloop.world import World
+
+__all__ = [
+    "Evaluation",
+    "Found",
+    "Hooks",
+    "Key",
+    "Loop",
+    "Metrics",
+    "Module",
+    "OrderError",
+    "Plugin",
+    "PluginError",
+    "Relay",
+    "Result",
+    "Running",
+    "Schedule",
+    "Setup",
+    "Stash",
+    "Trainer",
+    "Window",
+    "World",
+    "batch_size",
+    "bind",
+    "defined",
+    "discover",
+    "eval_loaders",
+    "evaluate",
+    "fetch",
+    "hookimpl",
+    "hookspec",
+    "in_order",
+    "needs_closure",
+    "option",
+    "parameters_of",
+    "read_setup",
+    "scale_",
+    "size_of",
+    "with_is_last",
+]

@@ -1,0 +1,83 @@
+"""Read loaders: how many batches they give, which one is the last, and which of several is meant."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+T = TypeVar("T")
+
+
+def size_of(loader: Iterable[Any]) -> int | None:
+    """How many batches ``loader`` gives, or None where it cannot tell."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def with_is_last(batches: Iterable[T], skip: int = 0, limit: int | None = None) -> Iterator[tuple[T, bool]]:
+    """Yield each of ``batches`` after the first ``skip``, and whether it is the last one.
+
+    The end is ``limit`` batches or the length of ``batches``, whichever comes first; only where neither is known is one
+    batch fetched ahead. Never more than ``limit`` are fetched.
+    """
+    size = size_of(batches)
+    end = limit if size is None else size if limit is None else min(size, limit)
+    if end is not None and skip >= end:
+        return
+    rest = itertools.islice(iter(batches), skip, limit)
+    if end is not None:
+        for index, batch in enumerate(rest, start=skip + 1):
+            yield batch, index >= end
+        return
+    for waiting in rest:
+        for following in rest:
+            yield waiting, False
+            waiting = following
+        yield waiting, True
+
+
+def as_loaders(data: Any) -> dict[str | None, Iterable[Any]]:
+    """The loaders in ``data`` by name: one (named None), a mapping of loaders, or a list of them (named "0", "1" …)."""
+    if data is None:
+        return {}
+    if isinstance(data, Mapping) and data and all(_is_loader(part) for part in data.values()):
+        return {str(name): part for name, part in data.items()}
+    if isinstance(data, (list, tuple)) and data and all(_is_loader(part) for part in data):
+        return {str(index): part for index, part in enumerate(data)} if len(data) > 1 else {None: data[0]}
+    return {None: data}
+
+
+def check_loader(loader: Any, what: str) -> None:
+    """Refuse what cannot be read, or is known to give nothing, before anything is trained on."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(
+            f"{what} must be a DataLoader or any other iterable of batches; {type(loader).__name__} cannot be iterated over"
+        )
+    if isinstance(loader, (Tensor, str, bytes)):
+        raise TypeError(f"{what} must give batches; wrap this {type(loader).__name__} in a list or a DataLoader")
+
+
+def batch_size(batch: Any) -> int:
+    """How many samples are in ``batch``: the first dimension of the first tensor in it, 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        parts = batch
+    elif hasattr(batch, "__dict__"):
+        parts = vars(batch).values()
+    return next((batch_size(part) for part in parts if isinstance(part, (Tensor, Mapping, list, tuple))), 1)
+
+
+def _is_loader(value: Any) -> bool:
+    return isinstance(value, DataLoader) or (
+        hasattr(value, "__iter__") and not isinstance(value, (Tensor, str, bytes, Mapping, list, tuple))
+    )

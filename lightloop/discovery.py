@@ -1,0 +1,78 @@
+"""Find the installed plugins, without letting a broken one stop the others."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from lightloop.plugin import Plugin
+
+GROUP = "lightloop.plugins"
+
+
+class PluginError(Exception):
+    """A plugin is missing, broken, or at odds with another."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An installed plugin: its class, or the error with which it could not be imported."""
+
+    name: str
+    value: str
+    """Where it is: ``package.module:Class``."""
+    distribution: str
+    version: str
+    plugin: type[Plugin] | None = None
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.distribution} {self.version}"
+
+
+def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, Found]:
+    """The plugins of all installed distributions by name, in the order of their names.
+
+    ``LIGHTLOOP_WITHOUT=a,b`` leaves plugins out before anything of theirs is imported, ``LIGHTLOOP_DISCOVER=0`` all that
+    are not Lightloop's own. One that cannot be imported is warned of; with ``LIGHTLOOP_STRICT=1`` it is an error.
+
+    Raises:
+        PluginError: if two distributions give different plugins one name, or a plugin is broken under
+            ``LIGHTLOOP_STRICT=1``.
+    """
+    without = {name.strip() for name in environ.get("LIGHTLOOP_WITHOUT", "").split(",")}
+    own_only = environ.get("LIGHTLOOP_DISCOVER", "1") == "0"
+    found: dict[str, Found] = {}
+    for entry in sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name):
+        distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unknown distribution", "")
+        if entry.name in without or (own_only and distribution != "lightloop"):
+            continue
+        if (other := found.get(entry.name)) is not None:
+            if other.value == entry.value:
+                continue
+            raise PluginError(
+                f"two distributions call a plugin {entry.name!r}: {other.distribution} ({other.value}) and {distribution} "
+                f"({entry.value}). Uninstall one of them, or set LIGHTLOOP_WITHOUT={entry.name} to run without both"
+            )
+        found[entry.name] = _load(entry, distribution, version)
+        if (error := found[entry.name].error) is not None:
+            message = f"plugin {found[entry.name]} is left out: {type(error).__name__}: {error}"
+            if environ.get("LIGHTLOOP_STRICT", "0") == "1":
+                raise PluginError(message) from error
+            warnings.warn(message, stacklevel=3)
+    return found
+
+
+def _load(entry: EntryPoint, distribution: str, version: str) -> Found:
+    try:
+        plugin = entry.load()
+        if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
+            raise TypeError(f"{entry.value} is not a subclass of lightloop.Plugin")
+        if plugin.name != entry.name:
+            raise ValueError(f"its entry point is called {entry.name!r} and its class {plugin.name!r}; they must agree")
+    except Exception as error:
+        return Found(entry.name, entry.value, distribution, version, error=error)
+    return Found(entry.name, entry.value, distribution, version, plugin)

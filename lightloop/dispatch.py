@@ -1,0 +1,199 @@
+"""Call hooks fast: pluggy says who is called and in what order, a function compiled from that does the calling."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import pluggy
+
+from lightloop.hookspecs import Hooks
+
+CLEAN_UP = ("after_evaluation", "on_error", "after_fit", "teardown")
+"""The hooks in which every plugin has its turn, in reverse order, whatever others did; they cannot be wrapped."""
+
+Watch = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
+"""Given a hook, a plugin's key and its function: the function that is called in its place."""
+
+
+class Relay(Hooks):
+    """Has a function for each hook, under the hook's name, compiled from the implementations that are registered.
+
+    A hook that answers (``firstresult``) gives the first answer; one that tells (its specification returns None) gives
+    None; any other gives the list of what was returned. An exception leaves as the same object, with a note that says
+    whose it is.
+    """
+
+    def __init__(self, manager: pluggy.PluginManager, watch: Watch | None = None) -> None:
+        self._manager = manager
+        self.rebuild(watch)
+
+    def rebuild(self, watch: Watch | None = None) -> None:
+        """Compile every hook again: after plugins were registered or taken out, or to have each call watched."""
+        for name, caller in vars(self._manager.hook).items():
+            if isinstance(caller, pluggy.HookCaller):
+                conclude = name in CLEAN_UP
+                setattr(self, name, self._concluding(name) if conclude else self._compile(name, caller, watch))
+
+    def begin(self, plugins: Sequence[object], begun: list[object], **arguments: Any) -> None:
+        """Call ``setup`` of one plugin after another; ``begun`` then has those whose turn has come, a failing one too."""
+        impls = {id(impl.plugin): impl for impl in self._manager.hook.setup.get_hookimpls()}
+        for plugin in plugins:
+            begun.append(plugin)
+            if (impl := impls.get(id(plugin))) is not None:
+                try:
+                    impl.function(*(arguments[argument] for argument in impl.argnames))
+                except BaseException as error:
+                    blame(error, "setup", impl, arguments.get("loop"))
+                    raise
+
+    def conclude(
+        self,
+        *names: str,
+        error: BaseException | None = None,
+        among: Sequence[object] | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Call clean-up hooks, one after another, of each plugin in reverse order, each in its own try.
+
+        What goes wrong is noted on ``error``, which stays the one error. If there was none, it is raised when everybody
+        has had a turn, several as a group.
+
+        Args:
+            names: the hooks.
+            error: the exception that is already on its way to the user; ``on_error`` is told of it.
+            among: the plugins that have a turn; all of them if None.
+            arguments: the hooks' arguments.
+        """
+        failures: list[BaseException] = []
+        for name in names:
+            for impl in getattr(self._manager.hook, name).get_hookimpls():
+                if among is not None and not any(impl.plugin is plugin for plugin in among):
+                    continue
+                try:
+                    impl.function(*({"error": error, **arguments}[argument] for argument in impl.argnames))
+                except BaseException as raised:
+                    if raised is not error:
+                        blame(raised, name, impl, arguments.get("loop"))
+                        failures.append(raised)
+        if error is not None:
+            for failure in failures:
+                note = "; ".join(getattr(failure, "__notes__", ()))
+                error.add_note(f"then also {type(failure).__name__}: {failure} ({note})")
+        elif len(failures) == 1:
+            raise failures[0]
+        elif failures:
+            raise BaseExceptionGroup(f"{len(failures)} plugins failed in {', '.join(names)}", failures)
+
+    def _concluding(self, name: str) -> Callable[..., None]:
+        return lambda **arguments: self.conclude(name, **arguments)
+
+    def _compile(self, name: str, caller: pluggy.HookCaller, watch: Watch | None) -> Callable[..., Any]:
+        assert caller.spec is not None
+        impls = caller.get_hookimpls()[::-1]
+        tells = inspect.signature(caller.spec.function).return_annotation in (None, "None")
+        call = _plain(name, caller.spec.argnames, [i for i in impls if not i.wrapper], caller.spec.opts, tells, watch)
+        for impl in reversed([impl for impl in impls if impl.wrapper]):
+            call = _around(name, caller.spec.argnames, impl, call)
+        return call
+
+
+def blame(error: BaseException, hook: str, impl: Any, loop: Any) -> None:
+    """Note on ``error`` in which plugin and hook it was raised, and at which epoch and batch."""
+    owner = getattr(impl.plugin, "label", None)
+    where = f"in {hook} of {owner}" if owner else f"in {hook}"
+    if loop is not None:
+        evaluation = loop.evaluation
+        batch = f"batch {loop.batch_idx}" if evaluation is None else f"{evaluation.stage} batch {evaluation.batch_idx}"
+        rank = f", rank {loop.world.rank}" if loop.world.size > 1 else ""
+        where += f", epoch {loop.epoch}, {batch}{rank}"
+    error.add_note(where)
+
+
+def _plain(
+    name: str, arguments: tuple[str, ...], impls: list[Any], opts: Any, tells: bool, watch: Watch | None
+) -> Callable[..., Any]:
+    """A function that calls ``impls`` one after another, each on a line of its own, which is how one is blamed."""
+    functions = [watch(name, impl.plugin_name, impl.function) if watch else impl.function for impl in impls]
+    calls = [f"f{index}({', '.join(impl.argnames)})" for index, impl in enumerate(impls)]
+    if opts["firstresult"]:
+        lines = [f"if (answer := {call}) is not None: return answer" for call in calls]
+    elif tells:
+        lines = calls
+    else:
+        lines = [f"if (answer := {call}) is not None: answers.append(answer)" for call in calls]
+    head = f"def {name}({', '.join(arguments)}):"
+    if not lines:
+        source = [head, " pass" if tells or opts["firstresult"] else " return []"]
+    else:
+        source = [
+            head + ("" if tells or opts["firstresult"] else " answers = []"),
+            " try:",
+            *(f"  {line}" for line in lines),
+        ]
+        source += [
+            " except BaseException as error:",
+            f"  fault(error, {'loop' if 'loop' in arguments else 'None'})",
+            "  raise",
+        ]
+        if not (tells or opts["firstresult"]):
+            source = [head, " answers = []", *source[1:], " return answers"]
+    first = source.index(f"  {lines[0]}") + 1 if lines else 0
+
+    def fault(error: BaseException, loop: Any) -> None:
+        assert error.__traceback__ is not None
+        blame(error, name, impls[error.__traceback__.tb_lineno - first], loop)
+
+    space: dict[str, Any] = {f"f{index}": function for index, function in enumerate(functions)} | {"fault": fault}
+    exec(compile("\n".join(source), f"<hook {name}>", "exec"), space)
+    return space[name]  # type: ignore[no-any-return]
+
+
+def _around(name: str, arguments: tuple[str, ...], impl: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """``inner`` surrounded by the wrapper ``impl``, a generator function that yields once.
+
+    An error that a wrapper raises by accident while another is on its way is noted on that one; it takes its place only
+    if the wrapper says ``raise ... from``.
+    """
+
+    def call(**given: Any) -> Any:
+        loop = given.get("loop")
+        wrapper: Generator[None, Any, Any] = impl.function(*(given[argument] for argument in impl.argnames))
+        try:
+            next(wrapper)
+        except StopIteration:
+            raise _misuse(name, impl, "did not yield") from None
+        except BaseException as error:
+            blame(error, name, impl, loop)
+            raise
+        try:
+            result = inner(**given)
+        except BaseException as error:
+            try:
+                wrapper.throw(error)
+            except StopIteration as stop:
+                return stop.value
+            except BaseException as other:
+                if other is error or other.__cause__ is error:
+                    raise
+                blame(other, name, impl, loop)
+                error.add_note(f"then also: {type(other).__name__}: {other} ({other.__notes__[-1]})")
+                raise error from None
+        else:
+            try:
+                wrapper.send(result)
+            except StopIteration as stop:
+                return stop.value
+            except BaseException as error:
+                blame(error, name, impl, loop)
+                raise
+        wrapper.close()
+        raise _misuse(name, impl, "yielded a second time")
+
+    call.__name__ = name
+    return call
+
+
+def _misuse(name: str, impl: Any, what: str) -> RuntimeError:
+    return RuntimeError(f"the wrapper of {name} in plugin {impl.plugin_name!r} {what}; it must yield exactly once")

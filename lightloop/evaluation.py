@@ -1,0 +1,165 @@
+"""The validation, test and prediction loops: one pass over one or several loaders."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lightloop.data import as_loaders, check_loader, with_is_last
+from lightloop.metrics import Running
+from lightloop.steps import Argument, Step, bind, defined
+
+if TYPE_CHECKING:
+    from lightloop.state import Stage, State
+
+STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+"""The method of the module that a stage calls."""
+
+
+class Evaluation:
+    """A pass over evaluation data: where it is and what it found; ``loop.evaluation`` while it lasts."""
+
+    def __init__(
+        self, stage: Stage, loaders: dict[str | None, Iterable[Any]], step: Step, sanity: bool = False
+    ) -> None:
+        self.stage: Stage = stage
+        self.loaders = loaders
+        self.step = step
+        self.sanity = sanity
+        """Whether this is the check before training, whose metrics do not count."""
+        self.loader_name: str | None = None
+        self.loader_idx = 0
+        self.batch: Any = None
+        self.batch_idx = 0
+        self.is_last_batch = False
+        self.output: Any = None
+        self.outputs: list[list[Any]] = []
+        """Predictions, by loader and batch; filled by the predict stage alone."""
+        self.metrics: dict[str, float] = {}
+        """The numbers of the pass, over all ranks; empty until it is over."""
+
+    def metric_name(self, name: str) -> str:
+        """The name under which a metric is kept: with the loader's where there are several."""
+        return name if self.loader_name is None else f"{name}/{self.loader_name}"
+
+
+ARGUMENTS: dict[str, Argument] = {
+    "batch": lambda loop: loop.evaluation.batch,  # type: ignore[union-attr]
+    "batch_idx": lambda loop: loop.evaluation.batch_idx,  # type: ignore[union-attr]
+    "dataloader_idx": lambda loop: loop.evaluation.loader_idx,  # type: ignore[union-attr]
+    "epoch": lambda loop: loop.epoch,
+    "global_step": lambda loop: loop.global_step,
+    "loop": lambda loop: loop,
+}
+
+
+def eval_loaders(loop: State, stage: Stage) -> dict[str | None, Iterable[Any]]:
+    """The loaders of ``stage``, asked of their source and prepared by the plugins; empty where there are none."""
+    source = loop.eval_sources.get(stage)
+    loaders = as_loaders(source() if source else None)
+    for loader in loaders.values():
+        check_loader(loader, f"the data to {stage}")
+    return {name: loop._prepared(loader, stage) for name, loader in loaders.items()}
+
+
+def evaluate(
+    loop: State, stage: Stage, loaders: dict[str | None, Iterable[Any]] | None = None, *, sanity: bool = False
+) -> Evaluation:
+    """Run one pass; the module's gradients, modes and random numbers are afterwards as they were.
+
+    Inside a fit the open window is not touched. ``loop.evaluation`` is set while the pass lasts.
+
+    Raises:
+        TypeError: if the module has no step for the stage.
+    """
+    step = defined(loop.module, STEPS[stage])
+    if step is None and stage == "predict":
+        step = loop.module.forward
+    if step is None:
+        raise TypeError(f"{type(loop.module).__name__} has no {STEPS[stage]}: define it, or give no data to {stage}")
+    hook = loop.hook
+    evaluation = Evaluation(
+        stage, eval_loaders(loop, stage) if loaders is None else loaders, bind(step, ARGUMENTS), sanity
+    )
+    with _aside(loop), _modes_kept(loop.module), torch.no_grad(), _random_kept():
+        loop.evaluation = evaluation
+        loop.module.eval()
+        try:
+            hook.before_evaluation(loop=loop)  # type: ignore[arg-type]
+            for evaluation.loader_idx, (evaluation.loader_name, loader) in enumerate(evaluation.loaders.items()):
+                evaluation.outputs.append([])
+                for evaluation.batch_idx, (evaluation.batch, evaluation.is_last_batch) in enumerate(
+                    with_is_last(loader)
+                ):
+                    _run_batch(loop, evaluation)
+            evaluation.metrics = loop.metrics.take_epoch(loop.world, keep=not sanity)
+        except BaseException as error:
+            hook.conclude("after_evaluation", error=error, loop=loop)
+            raise
+        hook.conclude("after_evaluation", loop=loop)
+    return evaluation
+
+
+def _run_batch(loop: State, evaluation: Evaluation) -> None:
+    hook = loop.hook
+    evaluation.batch = hook.move_batch(loop=loop, batch=evaluation.batch)  # type: ignore[arg-type]
+    hook.before_evaluation_batch(loop=loop)  # type: ignore[arg-type]
+    evaluation.output = hook.evaluate_batch(loop=loop)  # type: ignore[arg-type]
+    if evaluation.stage == "predict":
+        evaluation.outputs[-1].append(evaluation.output)
+    hook.after_evaluation_batch(loop=loop)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _aside(loop: State) -> Iterator[None]:
+    """Set the training epoch's running metrics aside."""
+    running: dict[str, Running] = loop.metrics.epoch
+    loop.metrics.epoch = {}
+    try:
+        yield
+    finally:
+        loop.metrics.epoch = running
+        loop.evaluation = None
+
+
+@contextmanager
+def _modes_kept(module: nn.Module) -> Iterator[None]:
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def _random_kept() -> Iterator[None]:
+    """Put the random numbers of Python, numpy (if it is there), the CPU and the accelerator back to where they were."""
+    python, cpu = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    legacy = numpy.random.get_state() if numpy else None
+    accelerator = _accelerator_module()
+    states = [accelerator.get_rng_state(index) for index in range(accelerator.device_count())] if accelerator else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(cpu)
+        if numpy:
+            numpy.random.set_state(legacy)
+        for index, state in enumerate(states):
+            accelerator.set_rng_state(state, index)
+
+
+def _accelerator_module() -> Any:
+    """The ``torch.cuda``-like module of the accelerator that has been used, if any."""
+    device = torch.accelerator.current_accelerator()
+    backend = getattr(torch, device.type, None) if device is not None else None
+    used = backend is not None and getattr(backend, "is_initialized", lambda: True)()
+    return backend if used and hasattr(backend, "get_rng_state") and hasattr(backend, "device_count") else None

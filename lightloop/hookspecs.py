@@ -1,0 +1,332 @@
+"""Every hook, in the order in which a run meets them.
+
+A bare verb is an *operation*: the first plugin that returns something other than None has answered, and the loop's own
+plain answer is asked last. ``before_x`` and ``after_x`` tell and return nothing. ``on_x`` is the unusual. Arguments are
+always passed by name; a plugin names those that it wants. To surround a hook, implement it with
+``@hookimpl(wrapper=True)``: a generator that yields once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lightloop.loop import Loop
+    from lightloop.optimizers import Setup
+
+hookspec = pluggy.HookspecMarker("lightloop")
+hookimpl = pluggy.HookimplMarker("lightloop")
+
+
+class Hooks:
+    """The contract between the loop and its plugins."""
+
+    # ------------------------------------------------------------------------------------------------ a run begins
+
+    @hookspec
+    def setup(self, loop: Loop) -> None:
+        """Get ready for a run of any stage.
+
+        When: first of all, for fit, validate, test and predict; ``loop.module`` and ``loop.stage`` are known, loaders
+            and optimizers are not.
+        May change: the module's device, dtype and wrapping; ``loop.world``; ``loop.step_arguments``.
+        Order: accelerator, strategy, then whoever needs a placed module.
+        """
+
+    @hookspec(firstresult=True)
+    def prepare_loader(self, loop: Loop, loader: Iterable[Any], stage: str) -> Iterable[Any] | None:
+        """Return the loader that is really read for ``stage``: "fit", "validate", "test" or "predict".
+
+        When: once for each loader, before it is first read, and again when it is asked for anew.
+        Default: ``loader`` as the user gave it.
+        Order: wrap it (``wrapper=True``) to limit, shard or reorder what others made of it.
+        """
+
+    @hookspec(firstresult=True)
+    def configure_optimizers(self, loop: Loop) -> Setup | None:
+        """Make the optimizers and the schedules of their learning rates.
+
+        When: fit only, after setup, when the module is where it will train.
+        Default: the module's ``configure_optimizers``, in any of its documented forms.
+        """
+
+    @hookspec
+    def before_fit(self, loop: Loop) -> None:
+        """Everything is built; training is about to begin.
+
+        When: once per fit, after loaders and optimizers exist.
+        May change: anything that must be restored or checked before the first batch: counters, weights, state.
+        """
+
+    @hookspec(firstresult=True)
+    def epochs_remain(self, loop: Loop) -> bool | None:
+        """Whether another epoch is to be trained.
+
+        When: before each epoch.
+        Default: one epoch in all.
+        """
+
+    @hookspec
+    def before_epoch(self, loop: Loop) -> None:
+        """An epoch begins; ``loop.batch_idx`` is above 0 where a resumed run goes on inside one.
+
+        When: before the first batch of the epoch is fetched.
+        May change: samplers, the loader (``loop.reload_train_data()``), modes and requires_grad flags of the module.
+        """
+
+    @hookspec(firstresult=True)
+    def read_batches(self, loop: Loop) -> Iterable[tuple[Any, bool]] | None:
+        """Give the epoch's batches from ``loop.batch_idx`` on, each with whether it is the last one.
+
+        When: once per epoch, after before_epoch.
+        Default: read ``loop.train_loader``, passing over those that a resumed epoch had already trained on.
+        """
+
+    # --------------------------------------------------------------------------------------------------- one batch
+
+    @hookspec(firstresult=True)
+    def move_batch(self, loop: Loop, batch: Any) -> Any:
+        """Return ``batch`` where the module can use it.
+
+        When: once per batch, of every stage.
+        Default: the batch as it came.
+        """
+
+    @hookspec
+    def before_batch(self, loop: Loop) -> None:
+        """``loop.batch`` is about to be trained on.
+
+        When: once per training batch, after it was moved.
+        May change: ``loop.batch``; ``loop.skip_batch(reason)`` passes it over.
+        """
+
+    @hookspec(firstresult=True)
+    def split_batch(self, loop: Loop) -> Sequence[Any] | None:
+        """Cut the batch into the pieces that go forward one after another.
+
+        When: once per batch.
+        Default: one piece, the batch.
+        """
+
+    @hookspec(firstresult=True)
+    def select_optimizers(self, loop: Loop) -> Sequence[int | None] | None:
+        """Return the indices of the optimizers that this piece is for; None in place of an index: forward alone.
+
+        When: once per piece.
+        Default: every optimizer, in the order in which the user gave them.
+        """
+
+    @hookspec(firstresult=True)
+    def hold_step(self, loop: Loop) -> bool | None:
+        """Answer True to keep the window open: this piece adds to the gradient and no step follows.
+
+        When: before forward, so that whoever reduces gradients can know.
+        Default: False.
+        Order: the first True counts; answer None, not False, where you have no need of holding.
+        """
+
+    @hookspec(firstresult=True)
+    def forward(self, loop: Loop) -> Any:
+        """Run the module on ``loop.piece`` and return what it returns.
+
+        When: once per piece and optimizer, and again each time that an optimizer's closure is called.
+        Default: the module's ``training_step``.
+        Order: wrap it for autocast, no_sync and the like.
+        """
+
+    @hookspec
+    def after_forward(self, loop: Loop) -> None:
+        """``loop.output``, ``loop.loss`` and ``loop.weight`` are known.
+
+        When: after each forward of a piece, also when the loss is None.
+        May change: ``loop.loss`` (None leaves the piece out of the window) and ``loop.weight``.
+        """
+
+    @hookspec
+    def before_backward(self, loop: Loop) -> None:
+        """The loss is about to be differentiated.
+
+        When: once per piece and optimizer that has a loss.
+        May change: ``loop.loss``, ``loop.seed``.
+        """
+
+    @hookspec(firstresult=True)
+    def backward(self, loop: Loop) -> bool | None:
+        """Add the gradient of ``loop.loss``, times ``loop.seed``, to the parameters; False if nothing was added.
+
+        When: once per piece and optimizer, and again each time that an optimizer's closure is called.
+        Default: ``loop.loss.backward(loop.seed)``.
+        Order: a precision plugin answers with a scaled loss; a strategy may wrap.
+        """
+
+    @hookspec
+    def after_backward(self, loop: Loop) -> None:
+        """The gradient of this piece has been added; it may be part of a window's.
+
+        When: once per piece and optimizer that went backward.
+        May change: nothing that a held window needs.
+        """
+
+    @hookspec
+    def before_step(self, loop: Loop) -> None:
+        """The gradients of the stepping optimizer are whole.
+
+        When: once per window.
+        May change: ``loop.gradients`` in place; ``loop.skip_step(reason)`` keeps the step from being taken.
+        Order: bring the gradients together, unscale, measure, check, clip.
+        """
+
+    @hookspec(firstresult=True)
+    def grad_norm(self, loop: Loop, norm_type: float) -> Tensor | None:
+        """Return the ``norm_type``-norm of the stepping optimizer's gradients, a scalar tensor on their device.
+
+        When: the first time in a window that ``loop.grad_norm(norm_type)`` is asked for.
+        Default: the norm over the gradients of this process.
+        Order: a strategy that shards parameters answers for all ranks.
+        """
+
+    @hookspec(firstresult=True)
+    def step(self, loop: Loop) -> bool | None:
+        """Update the stepping optimizer's parameters; True if the update was applied.
+
+        When: once per window, after before_step.
+        Default: ``loop.optimizer.step()``, with a closure that replays the window where the optimizer needs one.
+        Order: a precision plugin answers for its scaler; a strategy may wrap.
+        """
+
+    @hookspec
+    def after_step(self, loop: Loop) -> None:
+        """A step was applied; ``loop.global_step`` has risen.
+
+        When: once per window whose step was applied.
+        May change: learning rates, averaged weights; the gradients are still there to be read.
+        """
+
+    @hookspec
+    def on_step_skipped(self, loop: Loop) -> None:
+        """The window closed without a step; ``loop.skip_reason`` says why, where somebody asked for it.
+
+        When: in place of after_step.
+        May change: whatever the skipper has to set right.
+        """
+
+    @hookspec(firstresult=True)
+    def zero_grad(self, loop: Loop) -> bool | None:
+        """Drop the gradients of the stepping optimizer.
+
+        When: after every step, applied or skipped, and once per optimizer before the first batch.
+        Default: set each parameter's ``grad`` to None.
+        """
+
+    @hookspec
+    def after_batch(self, loop: Loop) -> None:
+        """A batch is done; ``loop.stepped`` says whether a step was applied in it.
+
+        When: once per training batch, also one that was passed over; ``loop.batch_idx`` still names it.
+        May change: requests; evaluation hangs here.
+        """
+
+    @hookspec(firstresult=True)
+    def may_stop(self, loop: Loop) -> bool | None:
+        """Whether a stop that somebody asked for may happen now; False delays it, and it is asked again later.
+
+        When: at each batch boundary while there is a request to stop.
+        Default: True.
+        """
+
+    @hookspec
+    def after_epoch(self, loop: Loop) -> None:
+        """An epoch is over, its windows closed; ``loop.epoch_finished`` says whether it ran to its end.
+
+        When: once per epoch; ``loop.epoch`` still names it.
+        May change: requests; evaluation hangs here.
+        """
+
+    # -------------------------------------------------------------------------------------------------- evaluation
+
+    @hookspec
+    def before_evaluation(self, loop: Loop) -> None:
+        """A pass over evaluation data begins; ``loop.evaluation`` holds its state.
+
+        When: before the first batch, modes set to eval and gradients off.
+        May change: the weights that are evaluated, if after_evaluation puts them back.
+        """
+
+    @hookspec
+    def before_evaluation_batch(self, loop: Loop) -> None:
+        """``loop.evaluation.batch`` is about to be evaluated.
+
+        When: once per evaluation batch, after it was moved.
+        May change: ``loop.evaluation.batch``.
+        """
+
+    @hookspec(firstresult=True)
+    def evaluate_batch(self, loop: Loop) -> Any:
+        """Run the module on ``loop.evaluation.batch`` and return what it returns.
+
+        When: once per evaluation batch.
+        Default: the module's ``validation_step``, ``test_step`` or ``predict_step``, as the stage is.
+        Order: wrap it for autocast and the like.
+        """
+
+    @hookspec
+    def after_evaluation_batch(self, loop: Loop) -> None:
+        """``loop.evaluation.output`` is known.
+
+        When: once per evaluation batch.
+        May change: nothing.
+        """
+
+    @hookspec
+    def after_evaluation(self, loop: Loop) -> None:
+        """The pass is over and ``loop.evaluation.metrics`` has its numbers.
+
+        When: once per pass whose before_evaluation began; also when it ended with an error, then without numbers.
+        May change: what before_evaluation changed, back.
+        """
+
+    # ------------------------------------------------------------------------------------------------------ tidings
+
+    @hookspec
+    def log_metrics(self, loop: Loop, metrics: Mapping[str, float], step: int) -> None:
+        """Write numbers down.
+
+        When: whenever somebody calls ``loop.write(metrics)``; on the main rank alone.
+        May change: nothing.
+        """
+
+    @hookspec
+    def on_interrupt(self, loop: Loop) -> None:
+        """The user or the system asked the run to end early; ``loop.stop_reason`` says who.
+
+        When: once, at the safe point where the run ends.
+        May change: nothing; save what must not be lost.
+        """
+
+    @hookspec
+    def on_error(self, loop: Loop, error: BaseException) -> None:
+        """The run ends with ``error``, which goes on to the user whatever is returned here.
+
+        When: on the way out, for each plugin whose setup began, in reverse order.
+        May change: nothing; an error in here is noted on ``error``.
+        """
+
+    @hookspec
+    def after_fit(self, loop: Loop) -> None:
+        """Training is over, however it ended; ``loop.status`` says how.
+
+        When: once per fit, in reverse order, after on_error and before teardown.
+        May change: nothing that training needs.
+        """
+
+    @hookspec
+    def teardown(self, loop: Loop) -> None:
+        """Put back what setup changed.
+
+        When: last of all, for each plugin whose setup began, in reverse order.
+        May change: everything of one's own.
+        """

@@ -1,0 +1,251 @@
+"""The training loop, in the order in which it happens.
+
+It does nothing by itself but emit the events of :class:`lightloop.Hooks`; every feature is a plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightloop.data import with_is_last
+from lightloop.hookspecs import hookimpl
+from lightloop.optimizers import Setup, needs_closure, parameters_of, read_setup
+from lightloop.state import State
+from lightloop.steps import bind, defined
+from lightloop.window import Weight, Window, closure, remember, scale_, seed_for
+
+
+class Loop(State):
+    """One run of training; its state, counters and requests are those of :class:`State`."""
+
+    def fit(self) -> None:
+        """Train: epochs of batches, until no epoch remains or a request to stop is honoured."""
+        hook = self.hook
+        self.prepare_fit()
+        hook.before_fit(loop=self)
+        while not self.should_stop() and hook.epochs_remain(loop=self):
+            done, self.epoch_finished = self.total_batches - self.batch_idx, False
+            hook.before_epoch(loop=self)
+            for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
+                self.train_batch()
+                if self.should_stop() or self.end_epoch_reason:
+                    self.epoch_finished = self.is_last_batch or self.end_epoch_reason is not None
+                    break
+            else:
+                self.epoch_finished = True
+            self.close_open_windows()
+            hook.after_epoch(loop=self)
+            self._stop_if_empty(self.total_batches - done)
+            self.end_epoch_reason = None
+            if self.epoch_finished:
+                self.epoch, self.batch_idx = self.epoch + 1, 0
+        self.status = "interrupted" if self.interrupt_reason else "stopped" if self.stop_reason else "finished"
+        if self.interrupt_reason:
+            hook.on_interrupt(loop=self)
+
+    def train_batch(self) -> None:
+        """Train on one batch: forward, backward and, where its window closes, a step."""
+        hook = self.hook
+        self.stepped = False
+        self.skip_batch_reason = None if self.batch is not None else "the loader gave None"
+        self.batch = hook.move_batch(loop=self, batch=self.batch)
+        hook.before_batch(loop=self)
+        self.pieces = () if self.skip_batch_reason else hook.split_batch(loop=self)  # type: ignore[assignment]
+        for self.piece_idx, self.piece in enumerate(self.pieces):
+            step = self.global_step + 1
+            for self.optimizer_idx in hook.select_optimizers(loop=self):  # type: ignore[union-attr]
+                if self.optimizer_idx is None:
+                    self.run_forward()
+                    continue
+                self.window.batches += self.piece_idx == 0
+                self.held = bool(hook.hold_step(loop=self))
+                self.run_forward()
+                if self.loss is not None:
+                    self.run_backward()
+                if not self.held:
+                    self.close_window(step)
+            self.total_pieces += 1
+        hook.after_batch(loop=self)
+        if self.stepped:
+            self.metrics.step.clear()
+        self.batch_idx += 1
+        self.total_batches += 1
+
+    def run_forward(self) -> None:
+        """Run the module on the piece and read what it returned."""
+        self.output = self.hook.forward(loop=self)
+        self.loss, self.weight = read_output(self.output, wanted=self.optimizer_idx is not None)
+        self.hook.after_forward(loop=self)
+
+    def run_backward(self) -> None:
+        """Add the gradient of the loss to the window, seeded with its share in the window's mean."""
+        hook, window = self.hook, self.window
+        weight: Weight = 1 if self.weight is None else self.weight
+        if not self.held and not window.contributions and self.world.size == 1:
+            weight = window.planned  # alone in its window, the mean is its own gradient
+        self.seed = seed_for(self.loss, weight, window.planned, self._seeds)  # type: ignore[arg-type]
+        hook.before_backward(loop=self)
+        if hook.backward(loop=self):
+            window.add(weight, self.weight is not None)
+            if self._replays[self.optimizer_idx or 0]:
+                remember(self)
+        hook.after_backward(loop=self)
+
+    def close_window(self, step: int | None = None) -> None:
+        """Step the selected optimizer with the mean gradient of its window; an empty window closes without a step.
+
+        ``global_step`` becomes ``step``, by default one more: optimizers that step side by side count once.
+        """
+        hook, window = self.hook, self.window
+        if window.contributions:
+            self.gradients, self.skip_step_reason = self.find_gradients(), None
+            self._norms.clear()
+            scale_(self.gradients, window.correction(self.world))
+            hook.before_step(loop=self)
+            (self.skip_step_reason,) = self.world.agree(self.skip_step_reason)
+            if self.skip_step_reason is None and hook.step(loop=self):
+                self.global_step = step or self.global_step + 1
+                self.optimizer_steps[self.optimizer_idx or 0] += 1
+                self.stepped = True
+                hook.after_step(loop=self)
+            else:
+                self.skipped_steps += 1
+                hook.on_step_skipped(loop=self)
+            hook.zero_grad(loop=self)
+        window.clear()
+
+    def close_open_windows(self) -> None:
+        """Step with whatever is still in the windows, so that nothing leaks out of the epoch."""
+        step, self.stepped = self.global_step + 1, False
+        for self.optimizer_idx in range(len(self.windows)):
+            self.close_window(step)
+
+    def should_stop(self) -> bool:
+        """Whether training ends here: somebody on any rank asked, and nobody delays it."""
+        stop, self.interrupt_reason, self.end_epoch_reason = self.world.agree(
+            self.stop_reason, self.interrupt_reason, self.end_epoch_reason
+        )
+        if stop is None or not (self.interrupt_reason or self.hook.may_stop(loop=self)):
+            return False
+        self.stop(stop)
+        return True
+
+    def prepare_fit(self) -> None:
+        """Build optimizers and loader, and leave no gradient of before."""
+        setup = self.hook.configure_optimizers(loop=self)
+        assert setup is not None
+        self.optimizers, self.schedules, self.frequencies = setup.optimizers, setup.schedules, setup.frequencies
+        self.optimizer_steps = [0] * len(self.optimizers)
+        self.windows = [Window() for _ in self.optimizers]
+        self._replays = [needs_closure(optimizer) for optimizer in self.optimizers]
+        self.training_step = bind(self.module.training_step, self.step_arguments)  # type: ignore[arg-type]
+        self.reload_train_data()
+        for self.optimizer_idx in range(len(self.optimizers)):
+            self.hook.zero_grad(loop=self)
+
+
+class Operations:
+    """The loop's own plain answers, asked after every plugin's."""
+
+    @hookimpl
+    def prepare_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
+        return loader
+
+    @hookimpl
+    def configure_optimizers(self, loop: Loop) -> Setup:
+        configure = defined(loop.module, "configure_optimizers")
+        return read_setup(configure() if configure else None, loop.module)
+
+    @hookimpl
+    def epochs_remain(self, loop: Loop) -> bool:
+        return loop.epoch < 1
+
+    @hookimpl
+    def read_batches(self, loop: Loop) -> Iterable[tuple[Any, bool]]:
+        return with_is_last(loop.train_loader, skip=loop.batch_idx)
+
+    @hookimpl
+    def move_batch(self, batch: Any) -> Any:
+        return batch
+
+    @hookimpl
+    def split_batch(self, loop: Loop) -> Sequence[Any]:
+        return (loop.batch,)
+
+    @hookimpl
+    def select_optimizers(self, loop: Loop) -> Sequence[int | None]:
+        return range(len(loop.optimizers)) or (None,)
+
+    @hookimpl
+    def hold_step(self) -> bool:
+        return False
+
+    @hookimpl
+    def forward(self, loop: Loop) -> Any:
+        return loop.training_step(loop)  # type: ignore[misc]
+
+    @hookimpl
+    def backward(self, loop: Loop) -> bool:
+        loop.loss.backward(loop.seed)  # type: ignore[union-attr]
+        return True
+
+    @hookimpl
+    def grad_norm(self, loop: Loop, norm_type: float) -> Tensor:
+        return torch.nn.utils.get_total_norm(loop.gradients, norm_type)
+
+    @hookimpl
+    def step(self, loop: Loop) -> bool:
+        if loop._replays[loop.optimizer_idx or 0]:
+            loop.optimizer.step(closure(loop))  # type: ignore[arg-type]
+        else:
+            loop.optimizer.step()
+        return True
+
+    @hookimpl
+    def zero_grad(self, loop: Loop) -> bool:
+        for parameter in parameters_of(loop.optimizer):
+            parameter.grad = None
+        return True
+
+    @hookimpl
+    def may_stop(self) -> bool:
+        return True
+
+    @hookimpl
+    def evaluate_batch(self, loop: Loop) -> Any:
+        return loop.evaluation.step(loop)  # type: ignore[union-attr]
+
+
+def read_output(output: Any, wanted: bool = True) -> tuple[Tensor | None, Weight | None]:
+    """The loss and the weight in what ``training_step`` returned: a tensor, a mapping with ``loss``, or None.
+
+    Raises:
+        TypeError, ValueError: if a loss is ``wanted`` and this is none that can be differentiated.
+    """
+    loss, weight = output, None
+    if isinstance(output, Mapping):
+        if wanted and "loss" not in output:
+            raise ValueError(
+                f"training_step returned a mapping without 'loss'; its keys are {', '.join(map(str, output))}"
+            )
+        loss, weight = output.get("loss"), output.get("weight")
+    if loss is None or not wanted:
+        return None, None
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"training_step must return a tensor, a mapping with 'loss', or None; it returned {type(loss).__name__}"
+        )
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss must be one number; training_step returned shape {tuple(loss.shape)}. Take its mean"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss needs no gradient: it does not depend on a parameter that requires one. Look for .detach(), .item(), "
+            "torch.no_grad() or frozen parameters on its way"
+        )
+    return loss, weight

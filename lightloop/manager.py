@@ -1,0 +1,242 @@
+"""Choose the live plugins, hold them to the contract, register them in order, and explain the outcome."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pluggy
+
+from lightloop.discovery import Found, PluginError
+from lightloop.dispatch import CLEAN_UP, Relay
+from lightloop.hookspecs import Hooks
+from lightloop.options import Known, known_options, nearest, resolve
+from lightloop.order import in_order, places
+from lightloop.plugin import Plugin, options_of
+
+Entry = str | type[Plugin] | Plugin
+
+
+class Selection:
+    """Which plugins are live, from what is installed, what the user lists, and the options that are given."""
+
+    def __init__(self, found: Mapping[str, Found], listed: Iterable[Entry], options: Mapping[str, Any]) -> None:
+        self.found = found
+        self.without: set[str] = set()
+        self.entries: list[type[Plugin] | Plugin] = []
+        for entry in listed:
+            self._read(entry)
+        classes = [entry if isinstance(entry, type) else type(entry) for entry in self.entries]
+        self.known = known_options(found, classes)
+        self.options = resolve(options, self.known)
+        self.live = in_order(self._choose())
+        _check_needs(self.live, self.without)
+
+    def _read(self, entry: Entry) -> None:
+        if isinstance(entry, str) and entry.startswith("-"):
+            if entry[1:] not in self.found:
+                raise PluginError(f"there is no plugin {entry[1:]!r} to leave out.{nearest(entry[1:], self.found)}")
+            self.without.add(entry[1:])
+            return
+        chosen = self._named(entry) if isinstance(entry, str) else entry
+        if not isinstance(chosen, Plugin) and not (isinstance(chosen, type) and issubclass(chosen, Plugin)):
+            raise TypeError(
+                f"plugins takes names, '-name', 'module:Class', Plugin classes and instances; found {chosen!r}"
+            )
+        if not any(chosen is other for other in self.entries):
+            self.entries.append(chosen)
+
+    def _named(self, name: str) -> type[Plugin]:
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            try:
+                return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+            except (ImportError, AttributeError) as error:
+                raise PluginError(f"plugin {name!r} cannot be imported: {error}") from error
+        found = self.found.get(name)
+        if found is None:
+            raise PluginError(f"there is no plugin {name!r}.{nearest(name, self.found)}")
+        if found.plugin is None:
+            raise PluginError(f"plugin {found} was asked for and cannot be imported: {found.error}") from found.error
+        return found.plugin
+
+    def _choose(self) -> list[Plugin]:
+        given: dict[type[Plugin], dict[str, Any]] = {}
+        for keyword, value in self.options.items():
+            given.setdefault(self.known[keyword].plugin, {})[keyword] = value
+        live: list[Plugin] = []
+        for entry in self.entries:
+            kind = entry if isinstance(entry, type) else type(entry)
+            if kind.name in self.without:
+                raise PluginError(f"plugin {kind.name!r} is both listed and left out by '-{kind.name}'")
+            if isinstance(entry, type):
+                live.append(_build(entry, given.get(entry, {})))
+            elif kind in given:
+                raise TypeError(
+                    f"{next(iter(given[kind]))!r} is an option of {kind.name!r}, which is listed as an instance: set it there"
+                )
+            else:
+                live.append(entry)
+        listed = {plugin.name for plugin in live}
+        wanted = [found.plugin for found in self.found.values() if found.plugin and found.name not in listed]
+        asked = [plugin for plugin in wanted if self._asked(plugin, given.get(plugin, {}))]
+        live += [_build(plugin, given.get(plugin, {})) for plugin in asked]
+        groups = {plugin.group for plugin in live if plugin.group}
+        for plugin in wanted:
+            off = any(self.known[k].option.switch and not v for k, v in given.get(plugin, {}).items())
+            if (
+                plugin.default
+                and plugin not in asked
+                and not off
+                and plugin.name not in self.without
+                and plugin.group not in groups
+            ):
+                live.append(_build(plugin, given.get(plugin, {})))
+        displaced = {name for plugin in live for name in plugin.displaces}
+        return [plugin for plugin in live if not displaced & plugin.called()]
+
+    def _asked(self, plugin: type[Plugin], given: Mapping[str, Any]) -> bool:
+        on = [keyword for keyword, value in given.items() if self.known[keyword].turned_on_by(value)]
+        if on and plugin.name in self.without:
+            raise PluginError(f"{on[0]!r} asks for plugin {plugin.name!r}, which is left out by '-{plugin.name}'")
+        if on:
+            return True
+        idle = [k for k, v in given.items() if not self.known[k].option.enables and v != self.known[k].field.default]
+        if idle and not plugin.default:
+            switches = [keyword for keyword, field in options_of(plugin).items() if self.known[keyword].option.enables]
+            ask = f"give {' or '.join(switches)}" if switches else f"list {plugin.name!r} in plugins"
+            raise TypeError(f"{idle[0]!r} tunes plugin {plugin.name!r}, and nothing turns that on: {ask}")
+        return False
+
+
+class Manager:
+    """The live plugins of a run, in order, and the relay that calls their hooks."""
+
+    def __init__(self, plugins: Sequence[Plugin], operations: object) -> None:
+        self.plugins = list(plugins)
+        self._pluggy = pluggy.PluginManager("lightloop")
+        self._pluggy.add_hookspecs(Hooks)
+        for specs in dict.fromkeys(specs for plugin in plugins for specs in plugin.hookspecs):
+            self._pluggy.add_hookspecs(specs)
+        self._pluggy.register(operations, "loop")
+        for plugin in plugins:
+            self._check_hooks(plugin)
+        for plugin in reversed(self.plugins):
+            self._pluggy.register(plugin, plugin.key)
+        self._check_answers()
+        self.hook = Relay(self._pluggy)
+
+    @property
+    def hook_names(self) -> list[str]:
+        """Every hook that there is, the core's in the order of a run."""
+        own = [name for name in vars(Hooks) if not name.startswith("_")]
+        return own + sorted(name for name in vars(self._pluggy.hook) if not name.startswith("_") and name not in own)
+
+    def explain(self) -> str:
+        """For each hook in the order of a run: who is called, in which order, and what put it there."""
+        reasons = places(self.plugins)
+        lines = []
+        for hook in self.hook_names:
+            impls = getattr(self._pluggy.hook, hook).get_hookimpls()[::-1]
+            if hook in CLEAN_UP:
+                impls.reverse()
+            callers = [impl for impl in impls if impl.plugin_name != "loop"]
+            if not callers:
+                continue
+            lines.append(hook + (" (in reverse)" if hook in CLEAN_UP else ""))
+            seen: list[str] = []
+            for impl in callers:
+                why = [
+                    reasons[pair]
+                    for other in seen
+                    for pair in ((other, impl.plugin.name), (impl.plugin.name, other))
+                    if pair in reasons
+                ]
+                reason = "; ".join(why) if why else "by name" if seen else ""
+                kind = " around the rest" if impl.wrapper else ""
+                lines.append(f"  {len(seen) + 1}. {impl.plugin_name}{kind}" + (f"  [{reason}]" if reason else ""))
+                seen.append(impl.plugin.name)
+            if any(impl.plugin_name == "loop" for impl in impls):
+                lines.append(f"  {len(seen) + 1}. the loop's own answer")
+        return "\n".join(lines) if lines else "no plugin is live: the loop's own answers are all there is"
+
+    def _check_hooks(self, plugin: Plugin) -> None:
+        for name, method in inspect.getmembers(type(plugin), inspect.isroutine):
+            marked = getattr(method, "lightloop_impl", None)
+            if marked is None:
+                continue
+            where = f"plugin {plugin.name!r} ({type(plugin).__module__}): hook {name!r}"
+            spec = getattr(self._pluggy.hook, marked.get("specname") or name, None)
+            if spec is None:
+                raise PluginError(f"{where} does not exist.{nearest(name, self.hook_names)}")
+            for parameter in list(inspect.signature(method).parameters.values())[1:]:
+                if parameter.name not in spec.spec.argnames:
+                    raise PluginError(
+                        f"{where} has no argument {parameter.name!r}; it has {', '.join(spec.spec.argnames)}"
+                    )
+                if parameter.default is not parameter.empty:
+                    raise PluginError(
+                        f"{where} gives {parameter.name!r} a default, which would hide the real value: take it away"
+                    )
+            if marked["hookwrapper"]:
+                raise PluginError(
+                    f"{where} is an old-style wrapper, whose late errors hide the first: say wrapper=True"
+                )
+            if marked["trylast"]:
+                raise PluginError(
+                    f"{where} says trylast=True, which makes the order depend on who else does: use 'after'"
+                )
+            if marked["wrapper"] and name in CLEAN_UP:
+                raise PluginError(f"{where} cannot be wrapped: there everybody has a turn, whatever others do")
+            if marked["wrapper"] and not inspect.isgeneratorfunction(method):
+                raise PluginError(f"{where} is a wrapper and must yield once, where the others are called")
+
+    def _check_answers(self) -> None:
+        for name in self.hook_names:
+            caller = getattr(self._pluggy.hook, name)
+            if not caller.spec.opts["firstresult"]:
+                continue
+            answering = [i.plugin for i in caller.get_hookimpls() if not i.wrapper and i.plugin_name != "loop"]
+            for index, one in enumerate(answering):
+                for other in answering[:index]:
+                    if one.name != other.name and not _names(one, other) and not _names(other, one):
+                        raise PluginError(
+                            f"plugins {one.name!r} and {other.name!r} both answer {name!r} and neither says which is asked first: "
+                            f"leave one out, or give one of them before or after the other"
+                        )
+
+
+def _build(plugin: type[Plugin], given: Mapping[str, Any]) -> Plugin:
+    fields = options_of(plugin)
+    return plugin(**{fields[keyword].name: value for keyword, value in given.items()})
+
+
+def _names(one: Plugin, other: Plugin) -> bool:
+    return bool(other.called() & {*one.before, *one.after})
+
+
+def _check_needs(live: Sequence[Plugin], without: set[str]) -> None:
+    keys: dict[str, Plugin] = {}
+    groups: dict[str, Plugin] = {}
+    there = {name for plugin in live for name in plugin.called()}
+    for plugin in live:
+        if (twin := keys.setdefault(plugin.key, plugin)) is not plugin:
+            raise PluginError(
+                f"{twin!r} and {plugin!r} would keep their state under one key, {plugin.key!r}: set the key of one, plugin.key = ..."
+            )
+        if plugin.group and (rival := groups.setdefault(plugin.group, plugin)) is not plugin:
+            raise PluginError(f"{rival.name!r} and {plugin.name!r} are both a {plugin.group}; there can be one")
+        for name in plugin.requires:
+            if name not in there:
+                ask = f"take '-{name}' out of plugins" if name in without else f"list {name!r} in plugins"
+                raise PluginError(f"plugin {plugin.name!r} requires {name!r}, which is not live: {ask}")
+        for other in live:
+            if other is not plugin and other.called() & set(plugin.conflicts):
+                raise PluginError(
+                    f"plugins {plugin.name!r} and {other.name!r} cannot both be live: {plugin.name} says conflicts={plugin.conflicts}"
+                )
+
+
+__all__ = ["Entry", "Known", "Manager", "Selection"]

@@ -1,0 +1,202 @@
+"""Values that are logged: kept on their device as they come, turned into numbers all at once when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightloop.world import World
+
+Number = int | float | Tensor
+Reduce = Literal["mean", "sum", "min", "max", "last"]
+
+FOLD = 256
+"""After so many values a running value is folded into one, so that memory stays flat."""
+
+
+@dataclass
+class Running:
+    """One metric over some batches, reduced only when it is read."""
+
+    reduce: Reduce = "mean"
+    values: list[Number] = field(default_factory=list)
+    weights: list[Number] = field(default_factory=list)
+
+    def add(self, value: Number, weight: Number = 1) -> None:
+        """Take in a scalar; no arithmetic happens yet."""
+        self.values.append(value)
+        self.weights.append(weight)
+        if len(self.values) >= FOLD:
+            total, weight = self.parts()
+            self.values, self.weights = [total / weight if self.reduce == "mean" else total], [weight]
+
+    def parts(self) -> tuple[Number, Number]:
+        """``(total, weight)``: the metric is their quotient for a mean, else the total alone."""
+        if self.reduce == "last":
+            return self.values[-1], 1
+        values = _stack(self.values)
+        if self.reduce == "mean":
+            weights = _stack(self.weights, like=values)
+            return _sum(_times(values, weights)), _sum(weights)
+        if isinstance(values, Tensor):
+            return getattr(values, self.reduce)(), 1
+        plain: dict[str, Callable[..., Number]] = {"sum": sum, "min": min, "max": max}
+        return plain[self.reduce](values), 1
+
+    def value(self) -> Number:
+        """The metric now; a tensor if any value was one."""
+        total, weight = self.parts()
+        return total / weight if self.reduce == "mean" else total
+
+
+class Metrics:
+    """What has been logged: of the step that is being made, of the epoch, and the latest of all."""
+
+    def __init__(self) -> None:
+        self.step: dict[str, Running] = {}
+        """Since the last applied step, by name."""
+        self.epoch: dict[str, Running] = {}
+        """Since the epoch or the pass over evaluation data began, by name."""
+        self.latest: dict[str, Number] = {}
+        """The last value of every metric, of any stage."""
+        self.updates: dict[str, int] = {}
+        """How often each of :attr:`latest` has been given a value; a monitor can tell a fresh value from a stale one."""
+        self.on_bar: set[str] = set()
+        """The names that progress bars show."""
+
+    def log(
+        self,
+        name: str,
+        value: Number,
+        *,
+        step: bool,
+        epoch: bool,
+        bar: bool = False,
+        reduce: Reduce = "mean",
+        weight: Number = 1,
+    ) -> None:
+        """Take in one value of a metric; it must be a number or a tensor of one element, which stays where it is.
+
+        Logged for both step and epoch, the epoch's metric is called ``<name>_epoch``.
+        """
+        value = _scalar(name, value)
+        if step:
+            self._into(self.step, name, reduce).add(value, weight)
+        if epoch:
+            self._into(self.epoch, f"{name}_epoch" if step else name, reduce).add(value, weight)
+        if bar:
+            self.on_bar.add(name)
+        self.put(name, value)
+
+    def put(self, name: str, value: Number) -> None:
+        """Set the latest value of a metric."""
+        self.latest[name] = value
+        self.updates[name] = self.updates.get(name, 0) + 1
+
+    def take_epoch(self, world: World, keep: bool = True) -> dict[str, float]:
+        """The epoch's metrics over all ranks as numbers; what follows is a new epoch's.
+
+        They become the latest ones if ``keep``; a sanity check's do not.
+        """
+        running, self.epoch = self.epoch, {}
+        numbers = over_ranks(running, world)
+        for name, number in numbers.items() if keep else ():
+            self.put(name, number)
+        return numbers
+
+    def take_step(self) -> dict[str, float]:
+        """This rank's metrics of the step as numbers, each the mean over its window, fetched in one go."""
+        return fetch({name: running.value() for name, running in self.step.items()})
+
+    def _into(self, kept: dict[str, Running], name: str, reduce: Reduce) -> Running:
+        running = kept.get(name)
+        if running is None:
+            if reduce not in get_args(Reduce):
+                raise ValueError(
+                    f"metric {name!r}: reduce must be one of {', '.join(get_args(Reduce))}; it is {reduce!r}"
+                )
+            running = kept[name] = Running(reduce)
+        return running
+
+
+def fetch(values: Mapping[str, Number]) -> dict[str, float]:
+    """Turn ``values`` into numbers, waiting once per device and not once per value."""
+    numbers = {name: float(value) for name, value in values.items() if not isinstance(value, Tensor)}
+    devices: dict[torch.device, list[str]] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            devices.setdefault(value.device, []).append(name)
+    for device, names in devices.items():
+        exact = torch.float64 if device.type not in ("mps", "xla") else torch.float32
+        stacked = torch.stack([torch.as_tensor(values[name]).detach().reshape(()).to(exact) for name in names])
+        numbers |= dict(zip(names, stacked.tolist(), strict=True))
+    return {name: numbers[name] for name in values}
+
+
+def over_ranks(running: Mapping[str, Running], world: World) -> dict[str, float]:
+    """Reduce each metric over the ranks of ``world``, means with their weights, and fetch them together."""
+    parts = {name: one.parts() for name, one in running.items()}
+    totals = fetch({name: total for name, (total, _) in parts.items()})
+    weights = fetch({name: weight for name, (_, weight) in parts.items()})
+    if world.size > 1:
+        gathered = world.gather((totals, weights))
+        kinds = {name: one.reduce for name, one in running.items()}
+        totals = {name: _over(kinds[name], [each[name] for each, _ in gathered if name in each]) for name in totals}
+        weights = {name: sum(each[name] for _, each in gathered if name in each) for name in weights}
+    return {
+        name: _divide(totals[name], weights[name]) if running[name].reduce == "mean" else totals[name]
+        for name in running
+    }
+
+
+def _over(reduce: Reduce, values: list[float]) -> float:
+    if reduce == "last":
+        return values[0]
+    return min(values) if reduce == "min" else max(values) if reduce == "max" else sum(values)
+
+
+def _divide(total: float, weight: float) -> float:
+    return total / weight if weight else float("nan")
+
+
+def _scalar(name: str, value: Number) -> Number:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"metric {name!r} must be one number; it is a tensor of shape {tuple(value.shape)}. Log its mean, or each part"
+            )
+        return value.detach() if value.ndim == 0 else value.detach().reshape(())
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"metric {name!r} must be a number or a tensor of one element; it is {type(value).__name__}"
+            ) from None
+    return value
+
+
+def _stack(values: list[Number], like: Tensor | list[Number] | None = None) -> Tensor | list[Number]:
+    if isinstance(like, Tensor):
+        return torch.stack(
+            [torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(()) for value in values]
+        )
+    first = next((value for value in values if isinstance(value, Tensor)), None)
+    if first is None:
+        return values
+    kind = first.dtype if first.is_floating_point() else torch.float32
+    return torch.stack([torch.as_tensor(value, dtype=kind, device=first.device) for value in values])
+
+
+def _times(values: Tensor | list[Number], weights: Tensor | list[Number]) -> Tensor | list[Number]:
+    if isinstance(values, Tensor) and isinstance(weights, Tensor):
+        return values * weights
+    return [value * weight for value, weight in zip(values, weights, strict=True)]
+
+
+def _sum(values: Tensor | list[Number]) -> Number:
+    return values.sum() if isinstance(values, Tensor) else sum(values)

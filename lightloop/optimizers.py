@@ -1,0 +1,153 @@
+"""Every form that a module's ``configure_optimizers`` may return, brought to one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Interval = Literal["step", "epoch", "batch"]
+
+
+@dataclass
+class Schedule:
+    """A learning-rate scheduler and when it is stepped."""
+
+    scheduler: Any
+    """Any object with ``step()`` and ``state_dict()``."""
+    optimizer_idx: int = 0
+    interval: Interval = "epoch"
+    frequency: int = 1
+    """Step it every so many intervals, counted over the whole run."""
+    monitor: str | None = None
+    """The metric that is passed to ``step(metric)``, as ReduceLROnPlateau wants."""
+    strict: bool = True
+    """Whether a monitored metric that does not exist when a step is due is an error; if not, it is one warning."""
+    name: str | None = None
+
+
+@dataclass
+class Setup:
+    """The optimizers of a fit, with the schedules of their learning rates."""
+
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedules: list[Schedule] = field(default_factory=list)
+    frequencies: list[int] = field(default_factory=list)
+    """For how many windows in turn each optimizer steps; empty: all of them step in each."""
+
+
+def read_setup(returned: Any, module: nn.Module) -> Setup:
+    """Bring what ``configure_optimizers`` returned to a :class:`Setup`.
+
+    Accepted: None; an optimizer; a list of optimizers; ``(optimizers, schedulers)``; a mapping with ``optimizer`` and
+    perhaps ``lr_scheduler`` and ``frequency``; a list of such mappings. A scheduler is an object or a mapping with
+    ``scheduler`` and perhaps ``interval``, ``frequency``, ``monitor``, ``strict`` and ``name``.
+
+    Raises:
+        TypeError, ValueError: if it is none of these; the message says what was found.
+    """
+    setup = Setup()
+    if returned is None:
+        return setup
+    if isinstance(returned, tuple) and len(returned) == 2 and all(isinstance(part, Sequence) for part in returned):
+        parts: list[Mapping[str, Any]] = [{"optimizer": optimizer} for optimizer in returned[0]]
+        schedulers = list(returned[1])
+    else:
+        parts = [part if isinstance(part, Mapping) else {"optimizer": part} for part in _listed(returned)]
+        schedulers = []
+    for part in parts:
+        _refuse_unknown(part, {"optimizer", "lr_scheduler", "frequency", "monitor"}, "configure_optimizers")
+        optimizer = part.get("optimizer")
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"configure_optimizers must return optimizers, alone or in one of the documented forms; found {optimizer!r}"
+            )
+        setup.optimizers.append(optimizer)
+        for scheduler in _listed(part.get("lr_scheduler")):
+            plateau = {"monitor": part["monitor"]} if "monitor" in part else {}
+            schedulers.append(scheduler if isinstance(scheduler, Mapping) else {"scheduler": scheduler, **plateau})
+    setup.frequencies = [part["frequency"] for part in parts if "frequency" in part]
+    if setup.frequencies and len(setup.frequencies) != len(parts):
+        raise ValueError(
+            "configure_optimizers gives a frequency to some optimizers but not to all; give one to each or to none"
+        )
+    if any(not isinstance(every, int) or every < 1 for every in setup.frequencies):
+        raise ValueError(
+            f"the frequencies of configure_optimizers must be whole numbers from 1; they are {setup.frequencies}"
+        )
+    setup.schedules = [_schedule(scheduler, setup.optimizers) for scheduler in schedulers]
+    _check_parameters(setup.optimizers, module)
+    return setup
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether ``optimizer.step`` must be given a closure, as LBFGS must."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters that ``optimizer`` updates, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _schedule(given: Any, optimizers: list[Optimizer]) -> Schedule:
+    entry = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
+    _refuse_unknown(
+        entry, {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}, "lr_scheduler"
+    )
+    scheduler = entry.get("scheduler")
+    if not hasattr(scheduler, "step"):
+        raise TypeError(f"an lr_scheduler must have a step method; found {scheduler!r}")
+    owner = getattr(scheduler, "optimizer", optimizers[0])
+    index = next((index for index, optimizer in enumerate(optimizers) if optimizer is owner), None)
+    if index is None:
+        raise ValueError(
+            f"the lr_scheduler {type(scheduler).__name__} is of an optimizer that configure_optimizers does not return"
+        )
+    schedule = Schedule(
+        scheduler,
+        index,
+        entry.get("interval", "epoch"),
+        entry.get("frequency", 1),
+        entry.get("monitor"),
+        entry.get("strict", True),
+        entry.get("name"),
+    )
+    if schedule.interval not in get_args(Interval):
+        raise ValueError(
+            f"an lr_scheduler's interval must be one of {', '.join(get_args(Interval))}; it is {schedule.interval!r}"
+        )
+    if not isinstance(schedule.frequency, int) or schedule.frequency < 1:
+        raise ValueError(f"an lr_scheduler's frequency must be a whole number from 1; it is {schedule.frequency!r}")
+    needs_metric = entry.get("reduce_on_plateau") or type(scheduler).__name__ == "ReduceLROnPlateau"
+    if needs_metric and schedule.monitor is None:
+        raise ValueError(
+            "ReduceLROnPlateau needs a metric: return {'scheduler': ..., 'monitor': 'val_loss'} from configure_optimizers"
+        )
+    return schedule
+
+
+def _refuse_unknown(entry: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(set(entry) - known):
+        raise ValueError(f"{where} has the unknown key {unknown[0]!r}; the known ones are {', '.join(sorted(known))}")
+
+
+def _check_parameters(optimizers: list[Optimizer], module: nn.Module) -> None:
+    own = {id(parameter) for parameter in module.parameters()}
+    for optimizer in optimizers:
+        if own and not any(id(parameter) in own for parameter in parameters_of(optimizer)):
+            raise ValueError(
+                f"{type(optimizer).__name__} has none of the parameters of {type(module).__name__}: training would change nothing. "
+                "Build it from self.parameters() inside configure_optimizers"
+            )

@@ -1,0 +1,80 @@
+"""The options of all plugins as keywords of the Trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lightloop.discovery import Found, PluginError
+from lightloop.plugin import OPTION, Option, Plugin, options_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """An option that a keyword stands for."""
+
+    keyword: str
+    plugin: type[Plugin]
+    field: dataclasses.Field[Any]
+    distribution: str
+
+    @property
+    def option(self) -> Option:
+        """Help, flag and the rest of its declaration."""
+        return self.field.metadata[OPTION]  # type: ignore[no-any-return]
+
+    def turned_on_by(self, value: object) -> bool:
+        """Whether giving ``value`` asks for the plugin."""
+        return self.option.turns_on(value, self.field.default)
+
+
+def known_options(found: Mapping[str, Found], listed: Iterable[type[Plugin]] = ()) -> dict[str, Known]:
+    """Every option of the plugins that were ``found`` or are ``listed`` by the user, by keyword.
+
+    Raises:
+        PluginError: if two plugins claim one keyword.
+    """
+    owners = {found_.plugin: f"{found_.distribution}'s {name}" for name, found_ in found.items() if found_.plugin}
+    owners |= {plugin: f"{plugin.__module__}'s {plugin.name}" for plugin in listed if plugin not in owners}
+    known: dict[str, Known] = {}
+    for plugin, owner in owners.items():
+        for keyword, field in options_of(plugin).items():
+            for name in (keyword, *field.metadata[OPTION].aliases):
+                if name in known:
+                    raise PluginError(
+                        f"two plugins claim the keyword {name!r}: {known[name].distribution} and {owner}. "
+                        f"Leave one out with LIGHTLOOP_WITHOUT={plugin.name}, or uninstall it"
+                    )
+                known[name] = Known(keyword, plugin, field, owner)
+    return known
+
+
+def resolve(options: Mapping[str, Any], known: Mapping[str, Known]) -> dict[str, Any]:
+    """Bring ``options`` to today's keywords.
+
+    Raises:
+        TypeError: if a keyword is unknown (the message has the nearest ones), or given under two names.
+    """
+    resolved: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, known)}")
+        keyword = known[name].keyword
+        if keyword in said:
+            raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")
+        said[keyword] = name
+        if name != keyword:
+            warnings.warn(f"{name!r} is now called {keyword!r}", DeprecationWarning, stacklevel=4)
+            value = known[name].option.aliases[name](value)
+        resolved[keyword] = value
+    return resolved
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names what in ``known`` looks most like ``name``; empty where nothing does."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(repr(each) for each in close)}?" if close else ""

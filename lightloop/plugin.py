@@ -1,0 +1,199 @@
+"""What a feature is: a plugin with options, a declared place among the others, and hooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, dataclass_transform
+
+OPTION = "lightloop.option"
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of a plugin's option beside its type; made by :func:`option`."""
+
+    help: str
+    flag: str | None = None
+    switch: bool = False
+    enables: bool = True
+    aliases: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
+
+    def turns_on(self, value: object, default: object) -> bool:
+        """Whether giving ``value`` asks for the plugin: it differs from the default, or the switch is on."""
+        if self.switch:
+            return bool(value)
+        if not self.enables or value is None or value is False:
+            return False
+        same = value == default
+        return not (same is True and (type(value) is type(default) or not value))
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    switch: bool = False,
+    enables: bool = True,
+    aliases: Iterable[str] | Mapping[str, Callable[[Any], Any]] = (),
+) -> Any:
+    """Declare a field of a :class:`Plugin` that is a constructor argument, a Trainer keyword and a command-line flag.
+
+    Args:
+        default: the value where none is given; it must be immutable.
+        help: one sentence for people: meaning, unit, and which value is off.
+        flag: the keyword; ``<plugin>_<field>`` if None.
+        switch: the value says by itself whether the plugin is live: truthy is on, anything else leaves it out.
+        enables: False for an option that only tunes a plugin that something else turns on.
+        aliases: old keywords, which warn and work; as a mapping, with what makes today's value of an old one.
+    """
+    names = aliases if isinstance(aliases, Mapping) else dict.fromkeys(aliases, _same)
+    return dataclasses.field(default=default, metadata={OPTION: Option(help, flag, switch, enables, names)})
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(option,))
+class Plugin:
+    """The base of every feature. A subclass becomes a dataclass of its options, equal to itself alone.
+
+    Write hooks as methods marked with :data:`lightloop.hookimpl`; see :class:`lightloop.Hooks` for all of them. Set
+    what the plugin remembers in :meth:`check` (construction) or in ``before_fit`` (each run starts clean).
+    """
+
+    name: ClassVar[str]
+    """What users and other plugins call it."""
+    before: ClassVar[tuple[str, ...]] = ()
+    """Names, groups or tags of plugins that this one runs before, if they are there."""
+    after: ClassVar[tuple[str, ...]] = ()
+    """Names, groups or tags of plugins that this one runs after, if they are there."""
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Names, groups or tags without which this one cannot be live."""
+    conflicts: ClassVar[tuple[str, ...]] = ()
+    """Names, groups or tags with which this one cannot be live."""
+    group: ClassVar[str | None] = None
+    """At most one plugin of a group is live; a default one gives way to one that is asked for."""
+    tags: ClassVar[tuple[str, ...]] = ()
+    """Further names for its kind, such as "logger", by which others may mean it."""
+    displaces: ClassVar[tuple[str, ...]] = ()
+    """Names, groups or tags that are left out while this one is live."""
+    default: ClassVar[bool] = False
+    """Whether it is live without being asked for."""
+    state_version: ClassVar[int] = 1
+    """The number of the form that :meth:`state_dict` has now."""
+    hookspecs: ClassVar[tuple[type, ...]] = ()
+    """Classes of hook specifications that this plugin brings; others may implement them."""
+
+    _key: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__ and not re.fullmatch(r"[A-Za-z0-9_-]+", str(cls.name)):
+            raise TypeError(f"{cls.__qualname__}.name must be letters, digits, - and _; it is {cls.name!r}")
+        for attribute in ("before", "after", "requires", "conflicts", "tags", "displaces"):
+            if isinstance(getattr(cls, attribute), str):
+                raise TypeError(
+                    f"{cls.__qualname__}.{attribute} must be a tuple of names; write ({getattr(cls, attribute)!r},)"
+                )
+        dataclasses.dataclass(eq=False, repr=True)(cls)
+
+    def __post_init__(self) -> None:
+        hints = _hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if OPTION in field.metadata and not fits(value, hints.get(field.name, Any)):
+                wanted = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+                raise TypeError(
+                    f"{describe(type(self), field.name)} must be {wanted}; {value!r} is {type(value).__name__}"
+                )
+        self.check()
+
+    def check(self) -> None:
+        """Refuse option values that make no sense; called at construction, when the types are already right.
+
+        Raise ValueError or TypeError; :meth:`refuse` words it.
+        """
+
+    def refuse(self, field: str, wanted: str) -> ValueError:
+        """The error that says which option was given what, and what it must be."""
+        return ValueError(f"{describe(type(self), field)} must be {wanted}; it is {getattr(self, field)!r}")
+
+    @classmethod
+    def called(cls) -> frozenset[str]:
+        """Every name by which another plugin may mean this one: its name, its group, its tags."""
+        return frozenset((cls.name, *cls.tags, *([cls.group] if cls.group else [])))
+
+    @property
+    def label(self) -> str:
+        """How errors name this plugin: its key, and where it comes from."""
+        return f"plugin {self.key!r} ({type(self).__module__})"
+
+    @property
+    def key(self) -> str:
+        """The name under which state is kept; unlike ``name``, no two live plugins share it. Set it to choose your own."""
+        return self._key or self.name
+
+    @key.setter
+    def key(self, value: str) -> None:
+        self._key = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart: plain containers, numbers, strings and tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave, in the form of :attr:`state_version`."""
+
+    @classmethod
+    def migrate_state(cls, state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """Bring a state that an older ``version`` of the plugin gave to today's form."""
+        raise ValueError(f"{cls.name}: state of version {version} cannot be read; this is version {cls.state_version}")
+
+
+def options_of(cls: type[Plugin]) -> dict[str, dataclasses.Field[Any]]:
+    """The options of a plugin class by the keyword that sets them on the Trainer."""
+    fields = (field for field in dataclasses.fields(cls) if OPTION in field.metadata)  # type: ignore[arg-type]
+    return {keyword(cls, field): field for field in fields}
+
+
+def keyword(cls: type[Plugin], field: dataclasses.Field[Any]) -> str:
+    """The Trainer keyword of one option: its flag, or ``<plugin>_<field>``."""
+    return field.metadata[OPTION].flag or f"{cls.name}_{field.name}".replace("-", "_")
+
+
+def describe(cls: type[Plugin], name: str) -> str:
+    """How an error names an option: ``gradient_clip_val (clip.max_norm)``."""
+    field = next(field for field in dataclasses.fields(cls) if field.name == name)  # type: ignore[arg-type]
+    return f"{keyword(cls, field)} ({cls.name}.{name})"
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether ``value`` is of type ``hint`` as far as that can be told cheaply: a bool is no number, an int is a float."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, part) for part in typing.get_args(hint))
+    if origin is typing.Literal:
+        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(hint))
+    if origin is Callable or origin is type(Callable) or hint is Callable:
+        return callable(value)
+    kind = origin or hint
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is None:
+        return value is None
+    return isinstance(value, kind) if isinstance(kind, type) and kind is not object else True
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:  # a hint that only type checkers can resolve: nothing is checked at run time
+        return {}

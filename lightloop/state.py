@@ -1,0 +1,235 @@
+"""What a run works on, how far it is, and what is asked of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightloop.data import batch_size, check_loader, size_of
+from lightloop.dispatch import Relay
+from lightloop.metrics import Metrics, Number, Reduce, Running
+from lightloop.optimizers import Schedule, parameters_of
+from lightloop.plugin import Plugin
+from lightloop.stash import Stash
+from lightloop.steps import Argument, Step
+from lightloop.window import Weight, Window
+from lightloop.world import World
+
+if TYPE_CHECKING:
+    from lightloop.evaluation import Evaluation
+
+Status = Literal["running", "finished", "stopped", "interrupted", "failed"]
+Stage = Literal["fit", "validate", "test", "predict"]
+
+
+class State:
+    """The shared state of a run; every attribute is set here.
+
+    Counters: ``epoch`` and ``batch_idx`` (within the epoch) name the current ones, and between two batches the next;
+    ``total_batches``, ``total_pieces``, ``optimizer_steps`` (per optimizer) and ``skipped_steps`` count what is done;
+    ``global_step`` counts the windows whose step was applied and rises just before ``after_step``.
+    """
+
+    def __init__(self, module: nn.Module, hook: Relay, plugins: Sequence[Plugin], stage: Stage = "fit") -> None:
+        self.module = module
+        self.hook = hook
+        self.plugins = plugins
+        self.stage: Stage = stage
+        self.status: Status = "running"
+        self.device = torch.device("cpu")
+        self.world = World()
+        self.stash = Stash()
+        self.metrics = Metrics()
+        self.optimizers: list[Optimizer] = []
+        self.schedules: list[Schedule] = []
+        self.frequencies: list[int] = []
+        self.train_source: Callable[[], Any] | None = None
+        self.train_loader: Iterable[Any] = ()
+        self.eval_sources: dict[str, Callable[[], Any]] = {}
+        self.evaluation: Evaluation | None = None
+
+        self.epoch: int = 0
+        self.batch_idx: int = 0
+        self.total_batches: int = 0
+        self.total_pieces: int = 0
+        self.global_step: int = 0
+        self.skipped_steps: int = 0
+        self.optimizer_steps: list[int] = []
+        self.windows: list[Window] = []
+
+        self.batch: Any = None
+        self.is_last_batch = False
+        self.pieces: Sequence[Any] = ()
+        self.piece: Any = None
+        self.piece_idx = 0
+        self.optimizer_idx: int | None = None
+        self.held = False
+        self.output: Any = None
+        self.loss: Tensor | None = None
+        self.weight: Weight | None = None
+        self.seed: Tensor | None = None
+        self.gradients: list[Tensor] = []
+        self.stepped = False
+        self.epoch_finished = False
+        self.replaying = False
+
+        self.stop_reasons: list[str] = []
+        self.interrupt_reason: str | None = None
+        self.end_epoch_reason: str | None = None
+        self.skip_step_reason: str | None = None
+        self.skip_batch_reason: str | None = None
+
+        self.step_arguments: dict[str, Argument] = {
+            "batch": lambda loop: loop.piece,
+            "batch_idx": lambda loop: loop.batch_idx,
+            "optimizer_idx": lambda loop: loop.optimizer_idx,
+            "epoch": lambda loop: loop.epoch,
+            "global_step": lambda loop: loop.global_step,
+            "loop": lambda loop: loop,
+        }
+        self.training_step: Step | None = None
+        self._norms: dict[float, Tensor] = {}
+        self._seeds: dict[Any, Tensor] = {}
+        self._replays: list[bool] = []
+
+    # ---------------------------------------------------------------------------------------------------- requests
+
+    def stop(self, reason: str) -> None:
+        """Ask for the end of training at the next batch boundary; minimums may delay it, nothing loses it."""
+        if reason not in self.stop_reasons:
+            self.stop_reasons.append(reason)
+
+    def withdraw_stop(self, reason: str) -> None:
+        """Take back a :meth:`stop` that has not happened yet; what others asked for stands."""
+        if reason in self.stop_reasons:
+            self.stop_reasons.remove(reason)
+
+    def interrupt(self, reason: str) -> None:
+        """Ask for the end of training at the next batch boundary, whatever the minimums say."""
+        self.interrupt_reason = self.interrupt_reason or reason
+
+    def end_epoch(self, reason: str) -> None:
+        """Ask for the end of this epoch after this batch; it counts as finished, and the next one follows."""
+        self.end_epoch_reason = self.end_epoch_reason or reason
+
+    def skip_step(self, reason: str) -> None:
+        """Ask, from before_step, that the step is not taken; the window's gradient is dropped."""
+        self.skip_step_reason = self.skip_step_reason or reason
+
+    def skip_batch(self, reason: str) -> None:
+        """Ask, from before_batch, that the batch is passed over; it contributes nothing to its window."""
+        self.skip_batch_reason = self.skip_batch_reason or reason
+
+    # ----------------------------------------------------------------------------------------------------- answers
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training is to end, if somebody asked for it: an interrupt's reason, or that of the first to ask."""
+        return self.interrupt_reason or (self.stop_reasons[0] if self.stop_reasons else None)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that the piece is for."""
+        return self.optimizers[self.optimizer_idx or 0]
+
+    @property
+    def window(self) -> Window:
+        """The open window of that optimizer."""
+        return self.windows[self.optimizer_idx or 0]
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has, after limits; None where the loader cannot tell."""
+        return size_of(self.train_loader)
+
+    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of the gradients as they were when first asked for at this step: a scalar on their device.
+
+        It is computed once per step and kind of norm, whoever asks; clipping does not change what it says.
+        """
+        if norm_type not in self._norms:
+            norm = self.hook.grad_norm(loop=self, norm_type=norm_type)  # type: ignore[arg-type]
+            assert norm is not None
+            self._norms[norm_type] = norm
+        return self._norms[norm_type]
+
+    def find_gradients(self) -> list[Tensor]:
+        """The gradients that the selected optimizer's parameters have now."""
+        return [parameter.grad for parameter in parameters_of(self.optimizer) if parameter.grad is not None]
+
+    # ------------------------------------------------------------------------------------------------------ logging
+
+    def log(
+        self,
+        name: str,
+        value: Number,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        reduce: Reduce = "mean",
+        weight: Number | None = None,
+    ) -> None:
+        """Log a metric: a number, or a tensor of one element, which is not read until somebody needs the number.
+
+        Args:
+            name: the metric's name.
+            value: its value for this batch.
+            on_step: keep it for the step's row; the default in training.
+            on_epoch: keep it for the mean over the epoch, or over the pass in evaluation, which has nothing else.
+            prog_bar: show it on progress bars.
+            reduce: how the batches of a window, an epoch or a pass become one number.
+            weight: what the batch counts for in a mean; the default is its number of samples over an epoch.
+        """
+        if self.replaying:
+            return
+        evaluating = self.evaluation
+        if evaluating is not None:
+            if on_step:
+                raise ValueError(f"metric {name!r}: on_step=True has no meaning in evaluation, which takes no steps")
+            name = evaluating.metric_name(name)
+            on_step, on_epoch = False, True
+        elif on_step is None:
+            on_step = not on_epoch
+        if weight is None:
+            weight = batch_size(self.piece if evaluating is None else evaluating.batch) if on_epoch else 1
+        self.metrics.log(name, value, step=on_step, epoch=bool(on_epoch), bar=prog_bar, reduce=reduce, weight=weight)
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Hand numbers to the loggers, under today's ``global_step``; only the main rank writes."""
+        if metrics and self.world.is_main:
+            self.hook.log_metrics(loop=self, metrics=metrics, step=self.global_step)  # type: ignore[arg-type]
+
+    # --------------------------------------------------------------------------------------------------------- data
+
+    def reload_train_data(self) -> None:
+        """Ask the user's source for the training loader, anew if the source makes it."""
+        assert self.train_source is not None
+        loader = self.train_source()
+        check_loader(loader, "the training data")
+        if size_of(loader) == 0:
+            raise ValueError("the training data has no batches; nothing can be learnt from it")
+        self.train_loader = self._prepared(loader, "fit")
+
+    def _prepared(self, loader: Iterable[Any], stage: Stage) -> Iterable[Any]:
+        prepared = self.hook.prepare_loader(loop=self, loader=loader, stage=stage)  # type: ignore[arg-type]
+        assert prepared is not None
+        return prepared
+
+    def _stop_if_empty(self, batches: int) -> None:
+        if batches == 0 and not self.stop_reason:
+            again = (
+                " again; a generator gives its batches once, a list or a DataLoader as often as asked"
+                if self.total_batches
+                else ""
+            )
+            warnings.warn(f"the training data gave no batch{again}", stacklevel=4)
+            self.stop("the training data gave no batch")
+
+
+__all__ = ["Running", "Stage", "State", "Status"]

@@ -1,0 +1,194 @@
+"""The door for users: pick the live plugins, make the loop, run it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from lightloop.discovery import discover
+from lightloop.evaluation import STEPS, Evaluation, evaluate
+from lightloop.loop import Loop, Operations
+from lightloop.manager import Entry, Manager, Selection
+from lightloop.metrics import fetch
+from lightloop.module import Module
+from lightloop.plugin import Plugin
+from lightloop.state import Stage, Status
+from lightloop.steps import defined
+
+T = TypeVar("T")
+LOADERS = {
+    "fit": "train_dataloader",
+    "validate": "val_dataloader",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
+"""The method of the module that gives a stage's data where the user hands none over."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a fit ended."""
+
+    status: Status
+    """"finished", "stopped" (somebody asked), or "interrupted"."""
+    reason: str | None
+    """What was said by whoever asked for the stop."""
+    epoch: int
+    """How many epochs are finished."""
+    global_step: int
+    """How many steps were applied."""
+    metrics: dict[str, float]
+    """The latest value of every metric."""
+
+
+class Trainer:
+    """Trains and evaluates modules with the plugins that are asked for.
+
+    Args:
+        plugins: what to add to the default plugins or to leave out: a name (``"ema"``), ``"-name"`` to leave one out,
+            ``"package.module:Class"``, a Plugin class, or an instance.
+        options: every option of every installed plugin by its keyword: ``max_epochs=10``, ``gradient_clip_val=1.0`` …;
+            ``lightloop plugins`` lists them. An option that differs from its default makes its plugin live.
+
+    Raises:
+        TypeError, ValueError: for an option that is unknown or makes no sense.
+        PluginError, OrderError: for plugins that are missing, broken or at odds.
+    """
+
+    def __init__(self, plugins: Sequence[Entry] = (), **options: Any) -> None:
+        if isinstance(plugins, (str, Plugin, type)):
+            plugins = (plugins,)
+        self._listed = tuple(plugins)
+        self._options = options
+        self._choose({})
+        self.loop: Loop | None = None
+        """The latest run."""
+
+    def fit(self, module: nn.Module, train: Any = None, val: Any = None, **options: Any) -> Result:
+        """Train ``module``.
+
+        Args:
+            module: has ``training_step`` and ``configure_optimizers``.
+            train: a DataLoader or any iterable of batches; by default the module's ``train_dataloader``.
+            val: the same to validate on, or several in a list or mapping; by default the module's ``val_dataloader``.
+            options: plugin options for this run alone.
+
+        Raises:
+            TypeError, ValueError: if there is no training step, no data, or a loss that cannot be differentiated.
+            BaseException: whatever was raised by the user's code or a plugin: the same object, with notes on where.
+        """
+        if defined(module, "training_step") is None:
+            raise TypeError(
+                f"{type(module).__name__} has no training_step: define training_step(self, batch, batch_idx)"
+            )
+        train_source = _source(module, "fit", train)
+        if train_source is None:
+            raise ValueError(
+                f"nothing to train on: pass fit(module, train), or define {type(module).__name__}.train_dataloader"
+            )
+        if not module.training:
+            warnings.warn(
+                f"{type(module).__name__} is in eval mode and is trained in it; call .train() if that is not meant",
+                stacklevel=2,
+            )
+        loop = self._loop(module, "fit", {"validate": _source(module, "validate", val)}, options)
+        loop.train_source = train_source
+        with torch.enable_grad():
+            self._run(loop, loop.fit)
+        return Result(loop.status, loop.stop_reason, loop.epoch, loop.global_step, fetch(loop.metrics.latest))
+
+    def validate(self, module: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
+        """Run ``validation_step`` over ``data`` and return the metrics; no fit hook is called."""
+        return self._evaluate(module, "validate", data, options).metrics
+
+    def test(self, module: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
+        """Run ``test_step`` over ``data`` and return the metrics."""
+        return self._evaluate(module, "test", data, options).metrics
+
+    def predict(self, module: nn.Module, data: Any = None, **options: Any) -> list[Any]:
+        """Run ``predict_step``, or ``forward``, over ``data``: what it returned for each batch, by loader if several."""
+        outputs = self._evaluate(module, "predict", data, options).outputs
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def explain(self) -> str:
+        """For each hook in the order of a run: who is called, in which order, and what put it there."""
+        return Manager(self.plugins, Operations()).explain()
+
+    @property
+    def callback_metrics(self) -> dict[str, float]:
+        """The latest value of every metric of the latest run, as numbers."""
+        return fetch(self.loop.metrics.latest) if self.loop else {}
+
+    def _choose(self, options: Mapping[str, Any]) -> None:
+        self.plugins: list[Plugin] = Selection(discover(), self._listed, {**self._options, **options}).live
+        Manager(self.plugins, Operations())  # for what it refuses
+
+    def _loop(
+        self,
+        module: nn.Module,
+        stage: Stage,
+        sources: Mapping[str, Callable[[], Any] | None],
+        options: Mapping[str, Any],
+    ) -> Loop:
+        if options:
+            self._choose(options)
+        manager = Manager(self.plugins, Operations())
+        self.loop = Loop(module, manager.hook, manager.plugins, stage)
+        self.loop.eval_sources = {name: source for name, source in sources.items() if source is not None}
+        return self.loop
+
+    def _evaluate(self, module: nn.Module, stage: Stage, data: Any, options: Mapping[str, Any]) -> Evaluation:
+        source = _source(module, stage, data)
+        if source is None:
+            raise ValueError(
+                f"no data to {stage}: pass {stage}(module, data), or define {type(module).__name__}.{LOADERS[stage]}"
+            )
+        if stage != "predict" and defined(module, STEPS[stage]) is None:
+            raise TypeError(
+                f"{type(module).__name__} has no {STEPS[stage]}: define {STEPS[stage]}(self, batch, batch_idx)"
+            )
+        loop = self._loop(module, stage, {stage: source}, options)
+        return self._run(loop, lambda: evaluate(loop, stage))
+
+    def _run(self, loop: Loop, work: Callable[[], T]) -> T:
+        begun: list[object] = []
+        endings = ("after_fit", "teardown") if loop.stage == "fit" else ("teardown",)
+        with _known_to(loop.module, loop):
+            try:
+                loop.hook.begin(loop.plugins, begun, loop=loop)
+                result = work()
+            except BaseException as error:
+                loop.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                loop.hook.conclude("on_error", *endings, error=error, among=begun, loop=loop)
+                raise
+            loop.hook.conclude(*endings, among=begun, loop=loop)
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "loop": None}
+
+
+def _source(module: nn.Module, stage: Stage, data: Any) -> Callable[[], Any] | None:
+    if data is not None:
+        return lambda: data
+    own = getattr(module, LOADERS[stage], None)
+    if own is None:
+        return None
+    return own if callable(own) else lambda: own
+
+
+@contextmanager
+def _known_to(module: nn.Module, loop: Loop) -> Iterator[None]:
+    if isinstance(module, Module):
+        object.__setattr__(module, "_loop", loop)
+    try:
+        yield
+    finally:
+        if isinstance(module, Module):
+            object.__setattr__(module, "_loop", None)

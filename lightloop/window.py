@@ -1,0 +1,156 @@
+"""A window: the batches whose gradients make one step of one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lightloop.loop import Loop
+    from lightloop.world import World
+
+Weight = int | float | Fraction | Tensor
+
+CONTEXT = (
+    "batch",
+    "batch_idx",
+    "is_last_batch",
+    "piece",
+    "piece_idx",
+    "pieces",
+    "held",
+    "seed",
+    "output",
+    "loss",
+    "weight",
+)
+"""The attributes of the loop that belong to one piece."""
+
+
+@dataclass
+class Window:
+    """What has gone into the gradient of one optimizer since its last step.
+
+    The gradient of a window is the mean over what is really in it: sum of weight times gradient, over sum of weights.
+    Each backward is seeded with ``weight / planned``, so a window that turns out as planned needs no correction.
+    """
+
+    planned: int = 1
+    """How many batches it is to hold; whoever holds steps says so before the first of them goes forward."""
+    batches: int = 0
+    """How many batches have begun in it."""
+    contributions: int = 0
+    """How many pieces have added a gradient."""
+    weight: Weight = 0
+    """Sum of their weights; a tensor stays on its device."""
+    weighted: bool = False
+    """Whether somebody gave a weight, which other processes then have to know."""
+    moments: list[tuple[Any, ...]] = field(default_factory=list)
+    """What a closure needs to go through the window again; kept for optimizers that call one."""
+
+    def add(self, weight: Weight, weighted: bool) -> None:
+        """Count a piece whose gradient has been added."""
+        self.contributions += 1
+        self.weight = self.weight + weight  # type: ignore[operator]
+        self.weighted = self.weighted or weighted
+
+    def correction(self, world: World) -> float | Tensor:
+        """The factor that turns the gradient as it was added into the mean over the window, on all ranks."""
+        weight = self.weight
+        if self.weighted and world.size > 1:
+            weight = world.reduce(torch.as_tensor(_plain(weight), dtype=torch.float64), "mean")
+        if isinstance(weight, Tensor):
+            return self.planned / weight
+        return float(self.planned / weight) if weight else 1.0
+
+    def clear(self) -> None:
+        """Begin anew, as planned before."""
+        self.batches = self.contributions = self.weight = 0
+        self.weighted = False
+        self.moments.clear()
+
+
+def seed_for(loss: Tensor, weight: Weight, planned: int, cache: dict[Any, Tensor]) -> Tensor | None:
+    """The gradient with which backward begins: ``weight / planned``; None where that is one.
+
+    ``cache`` keeps the seeds that are plain numbers, so that none is copied to a device twice.
+    """
+    if isinstance(weight, Tensor):
+        return (weight.detach() / planned).to(loss).reshape(loss.shape)
+    factor = float(weight) / planned
+    if factor == 1.0:
+        return None
+    key = (factor, loss.dtype, loss.device, loss.shape)
+    if key not in cache:
+        cache[key] = torch.full_like(loss, factor, requires_grad=False)
+    return cache[key]
+
+
+def scale_(gradients: list[Tensor], factor: float | Tensor) -> None:
+    """Multiply ``gradients`` in place by one number, without reading it."""
+    if isinstance(factor, float) and factor == 1.0:
+        return
+    with torch.no_grad():
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device, gradient.dtype) if isinstance(factor, Tensor) else factor)
+
+
+def closure(loop: Loop) -> Callable[[], Tensor]:
+    """What optimizers such as LBFGS call: the loss of the open window, with its gradient, at today's parameters.
+
+    The first call answers with what the window has gathered already. Later ones drop the gradients and replay forward
+    and backward of each piece; ``loop.replaying`` is then True.
+    """
+    window, moments = loop.window, list(loop.window.moments)
+    fresh = True
+
+    def evaluate() -> Tensor:
+        nonlocal fresh
+        now = _capture(loop)
+        loop.replaying = not fresh
+        if not fresh:
+            loop.hook.zero_grad(loop=loop)
+        losses = []
+        try:
+            for moment in moments:
+                _restore(loop, moment)
+                if not fresh:
+                    loop.run_forward()
+                    if loop.loss is None:
+                        raise ValueError("training_step gave a loss at first and None when its optimizer asked again")
+                    loop.hook.backward(loop=loop)
+                assert loop.loss is not None
+                losses.append(loop.loss.detach() if loop.seed is None else loop.loss.detach() * loop.seed)
+        finally:
+            _restore(loop, now)
+            loop.replaying = False
+        factor = window.correction(loop.world)
+        if not fresh:
+            scale_(loop.find_gradients(), factor)
+        fresh = False
+        return torch.stack(losses).sum() * factor
+
+    return evaluate
+
+
+def remember(loop: Loop) -> None:
+    """Keep what the piece that just went backward needs to be replayed."""
+    loop.window.moments.append(_capture(loop))
+
+
+def _plain(weight: Weight) -> float | Tensor:
+    return float(weight) if isinstance(weight, Fraction) else weight
+
+
+def _capture(loop: Loop) -> tuple[Any, ...]:
+    return tuple(getattr(loop, name) for name in CONTEXT)
+
+
+def _restore(loop: Loop, moment: tuple[Any, ...]) -> None:
+    for name, value in zip(CONTEXT, moment, strict=True):
+        setattr(loop, name, value)

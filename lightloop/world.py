@@ -1,0 +1,49 @@
+"""The processes that train together: one, unless a strategy plugin says otherwise."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+Reduction = Literal["sum", "mean", "min", "max"]
+
+
+class World:
+    """One process by itself; a strategy plugin puts a subclass at ``loop.world``.
+
+    Every method is a collective: either all ranks call it, or none does.
+    """
+
+    rank: int = 0
+    """This process among all, 0 to ``size - 1``."""
+    local_rank: int = 0
+    """This process among those of its machine."""
+    size: int = 1
+    """How many processes train together."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes files and talks to the user."""
+        return self.rank == 0
+
+    def reduce(self, value: Tensor, op: Reduction = "sum") -> Tensor:
+        """``value`` combined over all ranks, element by element, on its own device; the argument is left alone."""
+        return value
+
+    def agree(self, *reasons: str | None) -> tuple[str | None, ...]:
+        """For each of ``reasons`` the first that any rank gives, in the order of ranks; None where none does."""
+        return reasons
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The ``value`` that rank ``source`` has; it must be picklable."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """The ``value`` of each rank, in the order of ranks."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""

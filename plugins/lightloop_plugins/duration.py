@@ -1,0 +1,62 @@
+"""How long to train: between so many and so many epochs or steps."""
+
+from __future__ import annotations
+
+from lightloop import Loop, Plugin, hookimpl, option
+
+
+class Duration(Plugin):
+    """Bound training by epochs and by applied optimizer steps; a maximum wins over a minimum.
+
+    With minimums alone, training ends as soon as they are met. ``-1`` as a maximum is no bound.
+    """
+
+    name = "duration"
+
+    max_epochs: int | None = option(
+        None, "Train at most so many epochs; -1 is no bound.", flag="max_epochs", aliases=("max_nb_epochs",)
+    )
+    min_epochs: int | None = option(
+        None, "Let no request stop training before so many epochs.", flag="min_epochs", aliases=("min_nb_epochs",)
+    )
+    max_steps: int | None = option(None, "Train at most so many optimizer steps; -1 is no bound.", flag="max_steps")
+    min_steps: int | None = option(
+        None, "Let no request stop training before so many optimizer steps.", flag="min_steps"
+    )
+
+    def check(self) -> None:
+        for name in ("max_epochs", "max_steps", "min_epochs", "min_steps"):
+            lowest = -1 if name.startswith("max") else 0
+            if (value := getattr(self, name)) is not None and value < lowest:
+                raise self.refuse(name, f"a whole number from {lowest}")
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self._stop_at_max(loop)
+
+    @hookimpl
+    def epochs_remain(self, loop: Loop) -> bool:
+        if self.max_epochs not in (None, -1):
+            return loop.epoch < self.max_epochs
+        if self.max_epochs == -1 or self.max_steps is not None:
+            return True
+        return not self._minimums_met(loop)
+
+    @hookimpl
+    def after_step(self, loop: Loop) -> None:
+        self._stop_at_max(loop)
+
+    @hookimpl
+    def may_stop(self, loop: Loop) -> bool | None:
+        return None if self._steps_are_up(loop) or self._minimums_met(loop) else False
+
+    def _stop_at_max(self, loop: Loop) -> None:
+        if self._steps_are_up(loop):
+            loop.stop(f"max_steps={self.max_steps} reached")
+
+    def _steps_are_up(self, loop: Loop) -> bool:
+        return self.max_steps not in (None, -1) and loop.global_step >= self.max_steps
+
+    def _minimums_met(self, loop: Loop) -> bool:
+        finished = loop.epoch + (loop.is_last_batch and loop.batch_idx > 0)
+        return finished >= (self.min_epochs or 0) and loop.global_step >= (self.min_steps or 0)
