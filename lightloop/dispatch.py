@@ -27,10 +27,17 @@ class Relay(Hooks):
 
     def __init__(self, manager: pluggy.PluginManager, watch: Watch | None = None) -> None:
         self._manager = manager
+        self._left: list[object] = []
         self.rebuild(watch)
+
+    def leave(self, plugin: object) -> None:
+        """Take ``plugin`` out of every hook but the clean-up ones, as if it were absent from the run."""
+        self._left.append(plugin)
+        self.rebuild(self._watch)
 
     def rebuild(self, watch: Watch | None = None) -> None:
         """Compile every hook again: after plugins were registered or taken out, or to have each call watched."""
+        self._watch = watch
         for name, caller in vars(self._manager.hook).items():
             if isinstance(caller, pluggy.HookCaller):
                 conclude = name in CLEAN_UP
@@ -91,7 +98,7 @@ class Relay(Hooks):
 
     def _compile(self, name: str, caller: pluggy.HookCaller, watch: Watch | None) -> Callable[..., Any]:
         assert caller.spec is not None
-        impls = caller.get_hookimpls()[::-1]
+        impls = [i for i in caller.get_hookimpls()[::-1] if not any(i.plugin is plugin for plugin in self._left)]
         tells = inspect.signature(caller.spec.function).return_annotation in (None, "None")
         call = _plain(name, caller.spec.argnames, [i for i in impls if not i.wrapper], caller.spec.opts, tells, watch)
         for impl in reversed([impl for impl in impls if impl.wrapper]):

@@ -125,6 +125,13 @@ class State:
         """Ask, from before_batch, that the batch is passed over; it contributes nothing to its window."""
         self.skip_batch_reason = self.skip_batch_reason or reason
 
+    def leave_out(self, plugin: Plugin) -> None:
+        """Let ``plugin`` bow out of this run, from setup or before_fit, because there is nothing for it to do.
+
+        It is then in no call chain any more; only its clean-up hooks are still called.
+        """
+        self.hook.leave(plugin)
+
     # ----------------------------------------------------------------------------------------------------- answers
 
     @property
