@@ -13,6 +13,9 @@ from lightloop.hookspecs import Hooks
 CLEAN_UP = ("after_evaluation", "on_error", "after_fit", "teardown")
 """The hooks in which every plugin has its turn, in reverse order, whatever others did; they cannot be wrapped."""
 
+OWN = "loop"
+"""The name under which the loop's own answers are registered."""
+
 Watch = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
 """Given a hook, a plugin's key and its function: the function that is called in its place."""
 
@@ -52,7 +55,7 @@ class Relay(Hooks):
                 try:
                     impl.function(*(arguments[argument] for argument in impl.argnames))
                 except BaseException as error:
-                    blame(error, "setup", impl, arguments.get("loop"))
+                    blame(error, "setup", impl)
                     raise
 
     def conclude(
@@ -82,7 +85,7 @@ class Relay(Hooks):
                     impl.function(*({"error": error, **arguments}[argument] for argument in impl.argnames))
                 except BaseException as raised:
                     if raised is not error:
-                        blame(raised, name, impl, arguments.get("loop"))
+                        blame(raised, name, impl)
                         failures.append(raised)
         if error is not None:
             for failure in failures:
@@ -100,22 +103,18 @@ class Relay(Hooks):
         assert caller.spec is not None
         impls = [i for i in caller.get_hookimpls()[::-1] if not any(i.plugin is plugin for plugin in self._left)]
         tells = inspect.signature(caller.spec.function).return_annotation in (None, "None")
+        if len(impls) == 1 and impls[0].plugin_name == OWN and impls[0].argnames == caller.spec.argnames and not watch:
+            return impls[0].function
         call = _plain(name, caller.spec.argnames, [i for i in impls if not i.wrapper], caller.spec.opts, tells, watch)
         for impl in reversed([impl for impl in impls if impl.wrapper]):
             call = _around(name, caller.spec.argnames, impl, call)
         return call
 
 
-def blame(error: BaseException, hook: str, impl: Any, loop: Any) -> None:
-    """Note on ``error`` in which plugin and hook it was raised, and at which epoch and batch."""
-    owner = getattr(impl.plugin, "label", None)
-    where = f"in {hook} of {owner}" if owner else f"in {hook}"
-    if loop is not None:
-        evaluation = loop.evaluation
-        batch = f"batch {loop.batch_idx}" if evaluation is None else f"{evaluation.stage} batch {evaluation.batch_idx}"
-        rank = f", rank {loop.world.rank}" if loop.world.size > 1 else ""
-        where += f", epoch {loop.epoch}, {batch}{rank}"
-    error.add_note(where)
+def blame(error: BaseException, hook: str, impl: Any) -> None:
+    """Note on ``error`` in which plugin and hook it was raised."""
+    if impl.plugin_name != OWN:
+        error.add_note(f"in {hook} of {impl.plugin.label}")
 
 
 def _plain(
@@ -141,16 +140,16 @@ def _plain(
         ]
         source += [
             " except BaseException as error:",
-            f"  fault(error, {'loop' if 'loop' in arguments else 'None'})",
+            "  fault(error)",
             "  raise",
         ]
         if not (tells or opts["firstresult"]):
             source = [head, " answers = []", *source[1:], " return answers"]
     first = source.index(f"  {lines[0]}") + 1 if lines else 0
 
-    def fault(error: BaseException, loop: Any) -> None:
+    def fault(error: BaseException) -> None:
         assert error.__traceback__ is not None
-        blame(error, name, impls[error.__traceback__.tb_lineno - first], loop)
+        blame(error, name, impls[error.__traceback__.tb_lineno - first])
 
     space: dict[str, Any] = {f"f{index}": function for index, function in enumerate(functions)} | {"fault": fault}
     exec(compile("\n".join(source), f"<hook {name}>", "exec"), space)
@@ -165,14 +164,13 @@ def _around(name: str, arguments: tuple[str, ...], impl: Any, inner: Callable[..
     """
 
     def call(**given: Any) -> Any:
-        loop = given.get("loop")
         wrapper: Generator[None, Any, Any] = impl.function(*(given[argument] for argument in impl.argnames))
         try:
             next(wrapper)
         except StopIteration:
             raise _misuse(name, impl, "did not yield") from None
         except BaseException as error:
-            blame(error, name, impl, loop)
+            blame(error, name, impl)
             raise
         try:
             result = inner(**given)
@@ -184,7 +182,7 @@ def _around(name: str, arguments: tuple[str, ...], impl: Any, inner: Callable[..
             except BaseException as other:
                 if other is error or other.__cause__ is error:
                     raise
-                blame(other, name, impl, loop)
+                blame(other, name, impl)
                 error.add_note(f"then also: {type(other).__name__}: {other} ({other.__notes__[-1]})")
                 raise error from None
         else:
@@ -193,7 +191,7 @@ def _around(name: str, arguments: tuple[str, ...], impl: Any, inner: Callable[..
             except StopIteration as stop:
                 return stop.value
             except BaseException as error:
-                blame(error, name, impl, loop)
+                blame(error, name, impl)
                 raise
         wrapper.close()
         raise _misuse(name, impl, "yielded a second time")

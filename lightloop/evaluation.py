@@ -50,12 +50,12 @@ class Evaluation:
 
 
 ARGUMENTS: dict[str, Argument] = {
-    "batch": lambda loop: loop.evaluation.batch,  # type: ignore[union-attr]
-    "batch_idx": lambda loop: loop.evaluation.batch_idx,  # type: ignore[union-attr]
-    "dataloader_idx": lambda loop: loop.evaluation.loader_idx,  # type: ignore[union-attr]
-    "epoch": lambda loop: loop.epoch,
-    "global_step": lambda loop: loop.global_step,
-    "loop": lambda loop: loop,
+    "batch": "loop.evaluation.batch",
+    "batch_idx": "loop.evaluation.batch_idx",
+    "dataloader_idx": "loop.evaluation.loader_idx",
+    "epoch": "loop.epoch",
+    "global_step": "loop.global_step",
+    "loop": "loop",
 }
 
 
@@ -100,6 +100,7 @@ def evaluate(
                     _run_batch(loop, evaluation)
             evaluation.metrics = loop.metrics.take_epoch(loop.world, keep=not sanity)
         except BaseException as error:
+            error.add_note(f"at {loop.place()}")
             hook.conclude("after_evaluation", error=error, loop=loop)
             raise
         hook.conclude("after_evaluation", loop=loop)

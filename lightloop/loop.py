@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightloop.data import with_is_last
 from lightloop.hookspecs import hookimpl
-from lightloop.optimizers import Setup, needs_closure, parameters_of, read_setup
+from lightloop.optimizers import Setup, needs_closure, read_setup
 from lightloop.state import State
 from lightloop.steps import bind, defined
 from lightloop.window import Weight, Window, closure, remember, scale_, seed_for
@@ -61,6 +61,7 @@ class Loop(State):
                 if self.optimizer_idx is None:
                     self.run_forward()
                     continue
+                self.select(self.optimizer_idx)
                 self.window.batches += self.piece_idx == 0
                 self.held = bool(hook.hold_step(loop=self))
                 self.run_forward()
@@ -71,7 +72,7 @@ class Loop(State):
             self.total_pieces += 1
         hook.after_batch(loop=self)
         if self.stepped:
-            self.metrics.step.clear()
+            self.metrics.step = {}
         self.batch_idx += 1
         self.total_batches += 1
 
@@ -86,8 +87,9 @@ class Loop(State):
         hook, window = self.hook, self.window
         weight: Weight = 1 if self.weight is None else self.weight
         if not self.held and not window.contributions and self.world.size == 1:
-            weight = window.planned  # alone in its window, the mean is its own gradient
-        self.seed = seed_for(self.loss, weight, window.planned, self._seeds)  # type: ignore[arg-type]
+            self.seed, weight = None, window.planned  # alone in its window, the mean is its own gradient
+        else:
+            self.seed = seed_for(self.loss, weight, window.planned, self._seeds)  # type: ignore[arg-type]
         hook.before_backward(loop=self)
         if hook.backward(loop=self):
             window.add(weight, self.weight is not None)
@@ -102,9 +104,9 @@ class Loop(State):
         """
         hook, window = self.hook, self.window
         if window.contributions:
-            self.gradients, self.skip_step_reason = self.find_gradients(), None
-            self._norms.clear()
-            scale_(self.gradients, window.correction(self.world))
+            self.gradients, self.skip_step_reason, self._norms = self.find_gradients(), None, {}
+            if window.weighted or window.weight != window.planned:
+                scale_(self.gradients, window.correction(self.world))
             hook.before_step(loop=self)
             (self.skip_step_reason,) = self.world.agree(self.skip_step_reason)
             if self.skip_step_reason is None and hook.step(loop=self):
@@ -121,7 +123,8 @@ class Loop(State):
     def close_open_windows(self) -> None:
         """Step with whatever is still in the windows, so that nothing leaks out of the epoch."""
         step, self.stepped = self.global_step + 1, False
-        for self.optimizer_idx in range(len(self.windows)):
+        for index in range(len(self.windows)):
+            self.select(index)
             self.close_window(step)
 
     def should_stop(self) -> bool:
@@ -144,15 +147,16 @@ class Loop(State):
         self._replays = [needs_closure(optimizer) for optimizer in self.optimizers]
         self.training_step = bind(self.module.training_step, self.step_arguments)  # type: ignore[arg-type]
         self.reload_train_data()
-        for self.optimizer_idx in range(len(self.optimizers)):
+        for index in range(len(self.optimizers)):
+            self.select(index)
             self.hook.zero_grad(loop=self)
 
 
 class Operations:
-    """The loop's own plain answers, asked after every plugin's."""
+    """The loop's own plain answers, asked after every plugin's; each takes every argument, so that it can be called straight."""
 
     @hookimpl
-    def prepare_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
+    def prepare_loader(self, loop: Loop, loader: Iterable[Any], stage: str) -> Iterable[Any]:
         return loader
 
     @hookimpl
@@ -169,7 +173,7 @@ class Operations:
         return with_is_last(loop.train_loader, skip=loop.batch_idx)
 
     @hookimpl
-    def move_batch(self, batch: Any) -> Any:
+    def move_batch(self, loop: Loop, batch: Any) -> Any:
         return batch
 
     @hookimpl
@@ -181,7 +185,7 @@ class Operations:
         return range(len(loop.optimizers)) or (None,)
 
     @hookimpl
-    def hold_step(self) -> bool:
+    def hold_step(self, loop: Loop) -> bool:
         return False
 
     @hookimpl
@@ -207,12 +211,13 @@ class Operations:
 
     @hookimpl
     def zero_grad(self, loop: Loop) -> bool:
-        for parameter in parameters_of(loop.optimizer):
-            parameter.grad = None
+        for group in loop.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         return True
 
     @hookimpl
-    def may_stop(self) -> bool:
+    def may_stop(self, loop: Loop) -> bool:
         return True
 
     @hookimpl
@@ -227,7 +232,7 @@ def read_output(output: Any, wanted: bool = True) -> tuple[Tensor | None, Weight
         TypeError, ValueError: if a loss is ``wanted`` and this is none that can be differentiated.
     """
     loss, weight = output, None
-    if isinstance(output, Mapping):
+    if not isinstance(output, Tensor) and isinstance(output, Mapping):
         if wanted and "loss" not in output:
             raise ValueError(
                 f"training_step returned a mapping without 'loss'; its keys are {', '.join(map(str, output))}"

@@ -10,7 +10,7 @@ from typing import Any
 import pluggy
 
 from lightloop.discovery import Found, PluginError
-from lightloop.dispatch import CLEAN_UP, Relay
+from lightloop.dispatch import CLEAN_UP, OWN, Relay
 from lightloop.hookspecs import Hooks
 from lightloop.options import Known, known_options, nearest, resolve
 from lightloop.order import in_order, places
@@ -120,7 +120,7 @@ class Manager:
         self._pluggy.add_hookspecs(Hooks)
         for specs in dict.fromkeys(specs for plugin in plugins for specs in plugin.hookspecs):
             self._pluggy.add_hookspecs(specs)
-        self._pluggy.register(operations, "loop")
+        self._pluggy.register(operations, OWN)
         for plugin in plugins:
             self._check_hooks(plugin)
         for plugin in reversed(self.plugins):
@@ -142,7 +142,7 @@ class Manager:
             impls = getattr(self._pluggy.hook, hook).get_hookimpls()[::-1]
             if hook in CLEAN_UP:
                 impls.reverse()
-            callers = [impl for impl in impls if impl.plugin_name != "loop"]
+            callers = [impl for impl in impls if impl.plugin_name != OWN]
             if not callers:
                 continue
             lines.append(hook + (" (in reverse)" if hook in CLEAN_UP else ""))
@@ -158,7 +158,7 @@ class Manager:
                 kind = " around the rest" if impl.wrapper else ""
                 lines.append(f"  {len(seen) + 1}. {impl.plugin_name}{kind}" + (f"  [{reason}]" if reason else ""))
                 seen.append(impl.plugin.name)
-            if any(impl.plugin_name == "loop" for impl in impls):
+            if any(impl.plugin_name == OWN for impl in impls):
                 lines.append(f"  {len(seen) + 1}. the loop's own answer")
         return "\n".join(lines) if lines else "no plugin is live: the loop's own answers are all there is"
 
@@ -198,7 +198,7 @@ class Manager:
             caller = getattr(self._pluggy.hook, name)
             if not caller.spec.opts["firstresult"]:
                 continue
-            answering = [i.plugin for i in caller.get_hookimpls() if not i.wrapper and i.plugin_name != "loop"]
+            answering = [i.plugin for i in caller.get_hookimpls() if not i.wrapper and i.plugin_name != OWN]
             for index, one in enumerate(answering):
                 for other in answering[:index]:
                     if one.name != other.name and not _names(one, other) and not _names(other, one):

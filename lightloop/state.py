@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lightloop.data import batch_size, check_loader, size_of
 from lightloop.dispatch import Relay
 from lightloop.metrics import Metrics, Number, Reduce, Running
-from lightloop.optimizers import Schedule, parameters_of
+from lightloop.optimizers import Schedule
 from lightloop.plugin import Plugin
 from lightloop.stash import Stash
 from lightloop.steps import Argument, Step
@@ -68,6 +68,8 @@ class State:
         self.piece: Any = None
         self.piece_idx = 0
         self.optimizer_idx: int | None = None
+        self.optimizer: Optimizer
+        self.window: Window
         self.held = False
         self.output: Any = None
         self.loss: Tensor | None = None
@@ -85,12 +87,12 @@ class State:
         self.skip_batch_reason: str | None = None
 
         self.step_arguments: dict[str, Argument] = {
-            "batch": lambda loop: loop.piece,
-            "batch_idx": lambda loop: loop.batch_idx,
-            "optimizer_idx": lambda loop: loop.optimizer_idx,
-            "epoch": lambda loop: loop.epoch,
-            "global_step": lambda loop: loop.global_step,
-            "loop": lambda loop: loop,
+            "batch": "loop.piece",
+            "batch_idx": "loop.batch_idx",
+            "optimizer_idx": "loop.optimizer_idx",
+            "epoch": "loop.epoch",
+            "global_step": "loop.global_step",
+            "loop": "loop",
         }
         self.training_step: Step | None = None
         self._norms: dict[float, Tensor] = {}
@@ -139,15 +141,16 @@ class State:
         """Why training is to end, if somebody asked for it: an interrupt's reason, or that of the first to ask."""
         return self.interrupt_reason or (self.stop_reasons[0] if self.stop_reasons else None)
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer that the piece is for."""
-        return self.optimizers[self.optimizer_idx or 0]
+    def select(self, index: int) -> None:
+        """Make optimizer ``index`` the current one: ``loop.optimizer_idx``, ``loop.optimizer`` and ``loop.window``."""
+        self.optimizer_idx, self.optimizer, self.window = index, self.optimizers[index], self.windows[index]
 
-    @property
-    def window(self) -> Window:
-        """The open window of that optimizer."""
-        return self.windows[self.optimizer_idx or 0]
+    def place(self) -> str:
+        """Where the run is, for people: epoch, batch and, where there are several, rank."""
+        evaluation = self.evaluation
+        where = f"batch {self.batch_idx}" if evaluation is None else f"{evaluation.stage} batch {evaluation.batch_idx}"
+        rank = f", rank {self.world.rank}" if self.world.size > 1 else ""
+        return f"epoch {self.epoch}, {where}{rank}"
 
     @property
     def num_batches(self) -> int | None:
@@ -167,7 +170,8 @@ class State:
 
     def find_gradients(self) -> list[Tensor]:
         """The gradients that the selected optimizer's parameters have now."""
-        return [parameter.grad for parameter in parameters_of(self.optimizer) if parameter.grad is not None]
+        groups = self.optimizer.param_groups
+        return [parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None]
 
     # ------------------------------------------------------------------------------------------------------ logging
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop
 
-Argument = Callable[["Loop"], Any]
 Step = Callable[["Loop"], Any]
+Argument = str | Callable[["Loop"], Any]
+"""How an argument is found: an expression of ``loop`` such as "loop.piece", or a function of it."""
 
 
 def defined(module: object, name: str) -> Callable[..., Any] | None:
@@ -34,28 +35,32 @@ def bind(step: Callable[..., Any], arguments: Mapping[str, Argument]) -> Step:
     """
     name = getattr(step, "__qualname__", repr(step))
     parameters = list(inspect.signature(step).parameters.values())
-    positional = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters) and not positional:
-        get_batch, get_index = arguments["batch"], arguments["batch_idx"]
-        return lambda loop: step(get_batch(loop), get_index(loop))
-    if not positional:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if not positional and not rest:
         raise TypeError(f"{name} must take the batch as its first argument; it takes {inspect.signature(step)}")
-    get_batch = arguments["batch"]
+    given = [arguments["batch"]] if positional else [arguments["batch"], arguments["batch_idx"]]
     by_name = {}
     for parameter in parameters:
-        if parameter is positional[0] or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter in positional[:1] or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.name in arguments:
             by_name[parameter.name] = arguments[parameter.name]
         elif parameter.default is parameter.empty:
             raise TypeError(f"{name} wants the argument {parameter.name!r}; what it can have is {', '.join(arguments)}")
-    if not by_name:
-        return lambda loop: step(get_batch(loop))
-    if list(by_name) == ["batch_idx"] and len(positional) > 1 and positional[1].name == "batch_idx":
-        get_index = by_name["batch_idx"]
-        return lambda loop: step(get_batch(loop), get_index(loop))
-    return lambda loop: step(get_batch(loop), **{key: get(loop) for key, get in by_name.items()})
+    return _caller(step, given, by_name)
+
+
+def _caller(step: Callable[..., Any], given: Sequence[Argument], by_name: Mapping[str, Argument]) -> Step:
+    """A function of the loop that has the arguments' expressions in its source, as one would write it by hand."""
+    space: dict[str, Any] = {"step": step}
+
+    def source(argument: Argument) -> str:
+        if isinstance(argument, str):
+            return argument
+        space[f"get{len(space)}"] = argument
+        return f"get{len(space) - 1}(loop)"
+
+    parts = [source(argument) for argument in given]
+    parts += [f"{name}={source(argument)}" for name, argument in by_name.items()]
+    return eval(f"lambda loop: step({', '.join(parts)})", space)  # type: ignore[no-any-return]

@@ -164,6 +164,7 @@ class Trainer:
                 loop.hook.begin(loop.plugins, begun, loop=loop)
                 result = work()
             except BaseException as error:
+                error.add_note(f"at {loop.place()}")
                 loop.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 loop.hook.conclude("on_error", *endings, error=error, among=begun, loop=loop)
                 raise

@@ -72,7 +72,7 @@ class Window:
         """Begin anew, as planned before."""
         self.batches = self.contributions = self.weight = 0
         self.weighted = False
-        self.moments.clear()
+        self.moments = []
 
 
 def seed_for(loss: Tensor, weight: Weight, planned: int, cache: dict[Any, Tensor]) -> Tensor | None:
