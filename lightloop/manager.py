@@ -25,6 +25,7 @@ class Selection:
     def __init__(self, found: Mapping[str, Found], listed: Iterable[Entry], options: Mapping[str, Any]) -> None:
         self.found = found
         self.without: set[str] = set()
+        self.defaults = True
         self.entries: list[type[Plugin] | Plugin] = []
         for entry in listed:
             self._read(entry)
@@ -35,6 +36,9 @@ class Selection:
         _check_needs(self.live, self.without)
 
     def _read(self, entry: Entry) -> None:
+        if entry == "-*":
+            self.defaults = False
+            return
         if isinstance(entry, str) and entry.startswith("-"):
             if entry[1:] not in self.found:
                 raise PluginError(f"there is no plugin {entry[1:]!r} to leave out.{nearest(entry[1:], self.found)}")
@@ -43,7 +47,7 @@ class Selection:
         chosen = self._named(entry) if isinstance(entry, str) else entry
         if not isinstance(chosen, Plugin) and not (isinstance(chosen, type) and issubclass(chosen, Plugin)):
             raise TypeError(
-                f"plugins takes names, '-name', 'module:Class', Plugin classes and instances; found {chosen!r}"
+                f"plugins takes names, '-name', '-*', 'module:Class', Plugin classes and instances; found {chosen!r}"
             )
         if not any(chosen is other for other in self.entries):
             self.entries.append(chosen)
@@ -84,7 +88,7 @@ class Selection:
         asked = [plugin for plugin in wanted if self._asked(plugin, given.get(plugin, {}))]
         live += [_build(plugin, given.get(plugin, {})) for plugin in asked]
         groups = {plugin.group for plugin in live if plugin.group}
-        for plugin in wanted:
+        for plugin in wanted if self.defaults else ():
             off = any(self.known[k].option.switch and not v for k, v in given.get(plugin, {}).items())
             if (
                 plugin.default

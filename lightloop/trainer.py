@@ -52,6 +52,7 @@ class Trainer:
 
     Args:
         plugins: what to add to the default plugins or to leave out: a name (``"ema"``), ``"-name"`` to leave one out,
+            ``"-*"`` to leave out every one that is live by default,
             ``"package.module:Class"``, a Plugin class, or an instance.
         options: every option of every installed plugin by its keyword: ``max_epochs=10``, ``gradient_clip_val=1.0`` …;
             ``lightloop plugins`` lists them. An option that differs from its default makes its plugin live.
