@@ -1,5 +1,6 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
+from lightloop.cadence import Every, seconds_of
 from lightloop.data import batch_size, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
@@ -19,6 +20,7 @@ from lightloop.world import World
 
 __all__ = [
     "Evaluation",
+    "Every",
     "Found",
     "Hooks",
     "Key",
@@ -52,6 +54,7 @@ __all__ = [
     "parameters_of",
     "read_setup",
     "scale_",
+    "seconds_of",
     "size_of",
     "with_is_last",
 ]
