@@ -30,19 +30,19 @@ class Relay(Hooks):
 
     def __init__(self, manager: pluggy.PluginManager, watch: Watch | None = None) -> None:
         self._manager = manager
-        self._left: list[object] = []
+        self._left: list[tuple[object, tuple[str, ...]]] = []
         self.rebuild(watch)
 
-    def leave(self, plugin: object) -> None:
-        """Take ``plugin`` out of every hook but the clean-up ones, as if it were absent from the run."""
-        self._left.append(plugin)
+    def leave(self, plugin: object, *hooks: str) -> None:
+        """Take ``plugin`` out of ``hooks``, or of every hook but the clean-up ones, as if it were absent from the run."""
+        self._left.append((plugin, hooks))
         self.rebuild(self._watch)
 
     def rebuild(self, watch: Watch | None = None) -> None:
         """Compile every hook again: after plugins were registered or taken out, or to have each call watched."""
         self._watch = watch
         for name, caller in vars(self._manager.hook).items():
-            if isinstance(caller, pluggy.HookCaller):
+            if isinstance(caller, pluggy.HookCaller) and caller.has_spec():
                 conclude = name in CLEAN_UP
                 setattr(self, name, self._concluding(name) if conclude else self._compile(name, caller, watch))
 
@@ -101,7 +101,7 @@ class Relay(Hooks):
 
     def _compile(self, name: str, caller: pluggy.HookCaller, watch: Watch | None) -> Callable[..., Any]:
         assert caller.spec is not None
-        impls = [i for i in caller.get_hookimpls()[::-1] if not any(i.plugin is plugin for plugin in self._left)]
+        impls = [i for i in caller.get_hookimpls()[::-1] if not self._has_left(i.plugin, name)]
         tells = inspect.signature(caller.spec.function).return_annotation in (None, "None")
         if len(impls) == 1 and impls[0].plugin_name == OWN and impls[0].argnames == caller.spec.argnames and not watch:
             return impls[0].function
@@ -109,6 +109,9 @@ class Relay(Hooks):
         for impl in reversed([impl for impl in impls if impl.wrapper]):
             call = _around(name, caller.spec.argnames, impl, call)
         return call
+
+    def _has_left(self, plugin: object, hook: str) -> bool:
+        return any(plugin is other and (not hooks or hook in hooks) for other, hooks in self._left)
 
 
 def blame(error: BaseException, hook: str, impl: Any) -> None:
@@ -175,29 +178,38 @@ def _around(name: str, arguments: tuple[str, ...], impl: Any, inner: Callable[..
         try:
             result = inner(**given)
         except BaseException as error:
-            try:
-                wrapper.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            except BaseException as other:
-                if other is error or other.__cause__ is error:
-                    raise
-                blame(other, name, impl)
-                error.add_note(f"then also: {type(other).__name__}: {other} ({other.__notes__[-1]})")
-                raise error from None
-        else:
-            try:
-                wrapper.send(result)
-            except StopIteration as stop:
-                return stop.value
-            except BaseException as error:
-                blame(error, name, impl)
-                raise
+            return _unwind(name, impl, wrapper, error)
+        try:
+            wrapper.send(result)
+        except StopIteration as stop:
+            return stop.value
+        except BaseException as error:
+            blame(error, name, impl)
+            raise
         wrapper.close()
         raise _misuse(name, impl, "yielded a second time")
 
     call.__name__ = name
     return call
+
+
+def _unwind(name: str, impl: Any, wrapper: Generator[None, Any, Any], error: BaseException) -> Any:
+    """Give ``wrapper`` its turn after ``error``: what it answers in its place, or the error that goes on."""
+    try:
+        wrapper.throw(error)
+    except StopIteration as stop:
+        return stop.value
+    except BaseException as other:
+        itself = other is error or (isinstance(error, StopIteration) and other.__cause__ is error)
+        if other.__cause__ is error and not itself:
+            raise
+        if not itself:
+            blame(other, name, impl)
+            error.add_note(f"then also: {type(other).__name__}: {other} ({other.__notes__[-1]})")
+    else:
+        wrapper.close()
+        error.add_note(f"then also: {_misuse(name, impl, 'yielded a second time')}")
+    raise error
 
 
 def _misuse(name: str, impl: Any, what: str) -> RuntimeError:
