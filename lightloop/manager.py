@@ -29,9 +29,11 @@ class Selection:
         self.entries: list[type[Plugin] | Plugin] = []
         for entry in listed:
             self._read(entry)
-        classes = [entry if isinstance(entry, type) else type(entry) for entry in self.entries]
-        self.known = known_options(found, classes)
-        self.options = resolve(options, self.known)
+        self.settled: set[str] = set()
+        self.known = known_options(found, self._listed_classes())
+        rest = {name: value for name, value in options.items() if not self._settle(name, value)}
+        self.known = known_options(found, self._listed_classes())
+        self.options = resolve(rest, self.known)
         self.live = in_order(self._choose())
         _check_needs(self.live, self.without)
 
@@ -51,6 +53,29 @@ class Selection:
             )
         if not any(chosen is other for other in self.entries):
             self.entries.append(chosen)
+
+    def _listed_classes(self) -> list[type[Plugin]]:
+        return [entry if isinstance(entry, type) else type(entry) for entry in self.entries]
+
+    def _settle(self, kind: str, value: Any) -> bool:
+        """Choose among the plugins of one kind, a group or a tag: ``logger="tensorboard"``, ``logger=False``.
+
+        True, None and "auto" leave it to the defaults. Returns whether ``kind`` is a kind at all.
+        """
+        classes = [*(found.plugin for found in self.found.values() if found.plugin), *self._listed_classes()]
+        names = {plugin.name for plugin in classes if kind in plugin.called() and kind != plugin.name}
+        if kind in self.known or not names:
+            return False
+        if value is None or value is True or value == "auto":
+            return True
+        self.settled.add(kind)
+        for entry in value if isinstance(value, (list, tuple)) else [value] if value is not False else []:
+            if isinstance(entry, str) and ":" not in entry and entry not in names:
+                raise PluginError(
+                    f"there is no {kind} {entry!r}.{nearest(entry, names)} There are {', '.join(sorted(names))}"
+                )
+            self._read(entry)
+        return True
 
     def _named(self, name: str) -> type[Plugin]:
         if ":" in name:
@@ -96,6 +121,7 @@ class Selection:
                 and not off
                 and plugin.name not in self.without
                 and plugin.group not in groups
+                and not plugin.called() & self.settled
             ):
                 live.append(_build(plugin, given.get(plugin, {})))
         displaced = {name for plugin in live for name in plugin.displaces}

@@ -55,7 +55,9 @@ class Trainer:
             ``"-*"`` to leave out every one that is live by default,
             ``"package.module:Class"``, a Plugin class, or an instance.
         options: every option of every installed plugin by its keyword: ``max_epochs=10``, ``gradient_clip_val=1.0`` …;
-            ``lightloop plugins`` lists them. An option that differs from its default makes its plugin live.
+            ``lightloop plugins`` lists them. An option that differs from its default makes its plugin live. A group or
+            tag is a keyword too, and chooses among its plugins: ``logger="tensorboard"``, ``logger=["csv", MyLogger()]``;
+            False leaves the default one out.
 
     Raises:
         TypeError, ValueError: for an option that is unknown or makes no sense.
