@@ -39,6 +39,8 @@ class Loop(State):
                 self.epoch_finished = True
             self.close_open_windows()
             hook.after_epoch(loop=self)
+            if self.stepped:
+                self.metrics.step = {}
             self._stop_if_empty(self.total_batches - done)
             self.end_epoch_reason = None
             if self.epoch_finished:
