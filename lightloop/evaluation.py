@@ -98,6 +98,8 @@ def evaluate(
                     with_is_last(loader)
                 ):
                     _run_batch(loop, evaluation)
+            evaluation.loader_name = None
+            hook.after_evaluation_batches(loop=loop)  # type: ignore[arg-type]
             evaluation.metrics = loop.metrics.take_epoch(loop.world, keep=not sanity)
         except BaseException as error:
             error.add_note(f"at {loop.place()}")

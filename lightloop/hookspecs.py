@@ -282,6 +282,14 @@ class Hooks:
         """
 
     @hookspec
+    def after_evaluation_batches(self, loop: Loop) -> None:
+        """Every batch of every loader has been evaluated; what is logged now is still among the metrics of the pass.
+
+        When: once per pass that did not end with an error, before its numbers are computed.
+        May change: what is logged, by ``loop.log``.
+        """
+
+    @hookspec
     def after_evaluation(self, loop: Loop) -> None:
         """The pass is over and ``loop.evaluation.metrics`` has its numbers.
 

@@ -39,6 +39,8 @@ class State:
         self.module = module
         self.hook = hook
         self.plugins = plugins
+        self.trainer: Any = None
+        """The Trainer that runs this, for what users' own code expects to find there."""
         self.stage: Stage = stage
         self.status: Status = "running"
         self.device = torch.device("cpu")
@@ -127,12 +129,12 @@ class State:
         """Ask, from before_batch, that the batch is passed over; it contributes nothing to its window."""
         self.skip_batch_reason = self.skip_batch_reason or reason
 
-    def leave_out(self, plugin: Plugin) -> None:
-        """Let ``plugin`` bow out of this run, from setup or before_fit, because there is nothing for it to do.
+    def leave_out(self, plugin: Plugin, *hooks: str) -> None:
+        """Let ``plugin`` bow out of this run, because there is nothing for it to do; or out of some of its ``hooks``.
 
         It is then in no call chain any more; only its clean-up hooks are still called.
         """
-        self.hook.leave(plugin)
+        self.hook.leave(plugin, *hooks)
 
     # ----------------------------------------------------------------------------------------------------- answers
 
