@@ -36,7 +36,7 @@ def in_order(plugins: Iterable[P]) -> list[P]:
     Raises:
         OrderError: if the declarations form a cycle; the message has each edge and who declared it.
     """
-    nodes = list(plugins)
+    nodes = sorted(plugins, key=lambda plugin: plugin.name)
     reasons = _edges(nodes)
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(nodes)), ()))
     for first, second in reasons:
@@ -58,7 +58,7 @@ def in_order(plugins: Iterable[P]) -> list[P]:
 
 def places(plugins: Iterable[P]) -> dict[tuple[str, str], str]:
     """Which declaration puts one plugin before another: ``(first, second) -> reason``, by name."""
-    nodes = list(plugins)
+    nodes = sorted(plugins, key=lambda plugin: plugin.name)
     return {(nodes[a].name, nodes[b].name): reason for (a, b), reason in _edges(nodes).items()}
 
 
