@@ -13,7 +13,7 @@ from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, 
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin, option
 from lightloop.stash import Key, Stash
-from lightloop.steps import bind, defined
+from lightloop.steps import bind, bind_call, defined
 from lightloop.trainer import Result, Trainer
 from lightloop.window import Window, scale_
 from lightloop.world import World
@@ -41,6 +41,7 @@ __all__ = [
     "World",
     "batch_size",
     "bind",
+    "bind_call",
     "defined",
     "discover",
     "eval_loaders",

@@ -36,6 +36,11 @@ class Module(nn.Module):
             )
         return self._loop
 
+    @property
+    def trainer(self) -> Any:
+        """The Trainer of that run."""
+        return self.loop.trainer
+
     def log(self, name: str, value: Number, **how: Any) -> None:
         """Log a metric; see :meth:`lightloop.Loop.log` for the options."""
         self.loop.log(name, value, **how)

@@ -85,6 +85,8 @@ class Plugin:
     """Names, groups or tags that are left out while this one is live."""
     default: ClassVar[bool] = False
     """Whether it is live without being asked for."""
+    offers: ClassVar[Mapping[str, str]] = {}
+    """Attributes that the Trainer has while this plugin is live, each with the attribute of the plugin behind it."""
     state_version: ClassVar[int] = 1
     """The number of the form that :meth:`state_dict` has now."""
     hookspecs: ClassVar[tuple[type, ...]] = ()

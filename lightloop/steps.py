@@ -51,6 +51,32 @@ def bind(step: Callable[..., Any], arguments: Mapping[str, Argument]) -> Step:
     return _caller(step, given, by_name)
 
 
+def bind_call(function: Callable[..., Any], order: Sequence[str], arguments: Mapping[str, Argument]) -> Step:
+    """A function of the loop that calls ``function``, a hook of the user's, with what its signature has room for.
+
+    Where ``arguments`` has every parameter that needs a value, they go by name, in whatever order the user wrote them.
+    Else they go by position: those of ``order``, as many as there is room for, whatever the user calls them.
+
+    Raises:
+        TypeError: if neither serves; the message has the names that can be given.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # one written in C may have no signature to look at
+        return _caller(function, [arguments[name] for name in order], {})
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    needed = [p for p in (*placed, *named) if p.default is p.empty]
+    if not rest and all(p in named and p.name in arguments for p in needed):
+        return _caller(function, [], {p.name: arguments[p.name] for p in named if p.name in arguments})
+    if sum(p.default is p.empty for p in placed) > len(order) or any(p not in placed for p in needed):
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(f"{name}{inspect.signature(function)} wants more than it can have: {', '.join(arguments)}")
+    given = order if rest else order[: len(placed)]
+    return _caller(function, [arguments[name] for name in given], {})
+
+
 def _caller(step: Callable[..., Any], given: Sequence[Argument], by_name: Mapping[str, Argument]) -> Step:
     """A function of the loop that has the arguments' expressions in its source, as one would write it by hand."""
     space: dict[str, Any] = {"step": step}

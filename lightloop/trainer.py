@@ -13,6 +13,7 @@ from torch import nn
 
 from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
+from lightloop.familiar import Familiar
 from lightloop.loop import Loop, Operations
 from lightloop.manager import Entry, Manager, Selection
 from lightloop.metrics import fetch
@@ -47,7 +48,7 @@ class Result:
     """The latest value of every metric."""
 
 
-class Trainer:
+class Trainer(Familiar):
     """Trains and evaluates modules with the plugins that are asked for.
 
     Args:
@@ -123,11 +124,6 @@ class Trainer:
         """For each hook in the order of a run: who is called, in which order, and what put it there."""
         return Manager(self.plugins, Operations()).explain()
 
-    @property
-    def callback_metrics(self) -> dict[str, float]:
-        """The latest value of every metric of the latest run, as numbers."""
-        return fetch(self.loop.metrics.latest) if self.loop else {}
-
     def _choose(self, options: Mapping[str, Any]) -> None:
         self.plugins: list[Plugin] = Selection(discover(), self._listed, {**self._options, **options}).live
         Manager(self.plugins, Operations())  # for what it refuses
@@ -143,6 +139,7 @@ class Trainer:
             self._choose(options)
         manager = Manager(self.plugins, Operations())
         self.loop = Loop(module, manager.hook, manager.plugins, stage)
+        self.loop.trainer = self
         self.loop.eval_sources = {name: source for name, source in sources.items() if source is not None}
         return self.loop
 
