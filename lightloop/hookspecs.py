@@ -70,6 +70,22 @@ class Hooks:
         Default: one epoch in all.
         """
 
+    @hookspec(firstresult=True)
+    def epoch_steps(self, loop: Loop, epoch: int) -> float | None:
+        """How many steps epoch number ``epoch`` will have, if it runs to its end; infinity where that cannot be known.
+
+        When: when somebody asks for ``loop.total_steps``.
+        Default: one for each batch.
+        """
+
+    @hookspec(firstresult=True)
+    def total_steps(self, loop: Loop) -> float | None:
+        """How many steps the whole fit will have, if nobody stops it; infinity where that cannot be known.
+
+        When: when somebody asks for ``loop.total_steps``.
+        Default: those of one epoch.
+        """
+
     @hookspec
     def before_epoch(self, loop: Loop) -> None:
         """An epoch begins; ``loop.batch_idx`` is above 0 where a resumed run goes on inside one.

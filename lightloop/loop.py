@@ -5,6 +5,7 @@ It does nothing by itself but emit the events of :class:`lightloop.Hooks`; every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -140,7 +141,8 @@ class Loop(State):
         return True
 
     def prepare_fit(self) -> None:
-        """Build optimizers and loader, and leave no gradient of before."""
+        """Build loader and optimizers, and leave no gradient of before."""
+        self.reload_train_data()
         setup = self.hook.configure_optimizers(loop=self)
         assert setup is not None
         self.optimizers, self.schedules, self.frequencies = setup.optimizers, setup.schedules, setup.frequencies
@@ -148,7 +150,6 @@ class Loop(State):
         self.windows = [Window() for _ in self.optimizers]
         self._replays = [needs_closure(optimizer) for optimizer in self.optimizers]
         self.training_step = bind(self.module.training_step, self.step_arguments)  # type: ignore[arg-type]
-        self.reload_train_data()
         for index in range(len(self.optimizers)):
             self.select(index)
             self.hook.zero_grad(loop=self)
@@ -169,6 +170,14 @@ class Operations:
     @hookimpl
     def epochs_remain(self, loop: Loop) -> bool:
         return loop.epoch < 1
+
+    @hookimpl
+    def epoch_steps(self, loop: Loop) -> float:
+        return math.inf if loop.num_batches is None else loop.num_batches
+
+    @hookimpl
+    def total_steps(self, loop: Loop) -> float | None:
+        return loop.hook.epoch_steps(loop=loop, epoch=0)
 
     @hookimpl
     def read_batches(self, loop: Loop) -> Iterable[tuple[Any, bool]]:

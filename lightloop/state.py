@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -158,6 +159,16 @@ class State:
     def num_batches(self) -> int | None:
         """How many batches an epoch has, after limits; None where the loader cannot tell."""
         return size_of(self.train_loader)
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps the whole fit will have, from its first epoch on, if nobody stops it; None where that cannot be known.
+
+        Steps are counted as ``global_step`` is, so accumulation, limits and bounds are in it. Schedules need the number,
+        and may ask for it in ``configure_optimizers``.
+        """
+        steps = self.hook.total_steps(loop=self)  # type: ignore[arg-type]
+        return None if steps is None or steps == math.inf else int(steps)
 
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
         """The norm of the gradients as they were when first asked for at this step: a scalar on their device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 
@@ -41,8 +42,7 @@ class Accumulate(Plugin):
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
-        started = [epoch for epoch in self.schedule if epoch <= loop.epoch]
-        self.factor = self.schedule[max(started)] if started else 1
+        self.factor = self._factor(loop.epoch)
         size = loop.num_batches
         if size is not None and size < self.factor and not self._warned:
             self._warned = True
@@ -53,6 +53,10 @@ class Accumulate(Plugin):
             )
 
     @hookimpl
+    def epoch_steps(self, loop: Loop, epoch: int) -> float:
+        return math.inf if loop.num_batches is None else math.ceil(loop.num_batches / self._factor(epoch))
+
+    @hookimpl
     def hold_step(self, loop: Loop) -> bool | None:
         window = loop.window
         if not window.contributions:
@@ -61,6 +65,10 @@ class Accumulate(Plugin):
         if full and (self.factor == 1 or loop.piece_idx == len(loop.pieces) - 1):
             return None
         return True
+
+    def _factor(self, epoch: int) -> int:
+        started = [start for start in self.schedule if start <= epoch]
+        return self.schedule[max(started)] if started else 1
 
     def _size(self, loop: Loop) -> int:
         """How many batches the window will hold, as far as that is known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lightloop import Loop, Plugin, hookimpl, option
 
 
@@ -36,11 +38,18 @@ class Duration(Plugin):
 
     @hookimpl
     def epochs_remain(self, loop: Loop) -> bool:
-        if self.max_epochs not in (None, -1):
-            return loop.epoch < self.max_epochs
-        if self.max_epochs == -1 or self.max_steps is not None:
-            return True
-        return not self._minimums_met(loop)
+        return self._remain(loop.epoch, loop.global_step)
+
+    @hookimpl
+    def total_steps(self, loop: Loop) -> float:
+        bound = math.inf if self.max_steps in (None, -1) else self.max_steps
+        epoch, steps = 0, 0.0
+        while steps < bound and self._remain(epoch, steps):
+            more = loop.hook.epoch_steps(loop=loop, epoch=epoch)
+            if not more or more == math.inf or (bound == math.inf and self._endless()):
+                return bound
+            epoch, steps = epoch + 1, steps + more
+        return min(steps, bound)
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:
@@ -49,6 +58,17 @@ class Duration(Plugin):
     @hookimpl
     def may_stop(self, loop: Loop) -> bool | None:
         return None if self._steps_are_up(loop) or self._minimums_met(loop) else False
+
+    def _remain(self, epoch: int, steps: float) -> bool:
+        if self._endless():
+            return True
+        if self.max_epochs is not None:
+            return epoch < self.max_epochs
+        return epoch < (self.min_epochs or 0) or steps < (self.min_steps or 0)
+
+    def _endless(self) -> bool:
+        """Whether the number of epochs has no bound of its own."""
+        return self.max_epochs == -1 or (self.max_epochs is None and self.max_steps is not None)
 
     def _stop_at_max(self, loop: Loop) -> None:
         if self._steps_are_up(loop):
