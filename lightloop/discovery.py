@@ -19,7 +19,7 @@ class PluginError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """An installed plugin: its class, or the error with which it could not be imported."""
+    """An installed plugin: its class, or what keeps it out."""
 
     name: str
     value: str
@@ -27,7 +27,16 @@ class Found:
     distribution: str
     version: str
     plugin: type[Plugin] | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
+    left_out_by: str | None = None
+    """The environment variable that keeps it out, if one does."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no class, as the end of a sentence that begins with the plugin's name."""
+        if self.left_out_by:
+            return f"is left out by {self.left_out_by}"
+        return f"cannot be imported: {type(self.error).__name__}: {self.error}" if self.error else None
 
     def __str__(self) -> str:
         return f"{self.name!r} of {self.distribution} {self.version}"
@@ -46,9 +55,12 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
     without = {name.strip() for name in environ.get("LIGHTLOOP_WITHOUT", "").split(",")}
     own_only = environ.get("LIGHTLOOP_DISCOVER", "1") == "0"
     found: dict[str, Found] = {}
+    left_out: dict[str, Found] = {}
     for entry in sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name):
         distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unknown distribution", "")
         if entry.name in without or (own_only and distribution != "lightloop"):
+            by = "LIGHTLOOP_WITHOUT" if entry.name in without else "LIGHTLOOP_DISCOVER=0"
+            left_out[entry.name] = Found(entry.name, entry.value, distribution, version, left_out_by=by)
             continue
         if (other := found.get(entry.name)) is not None:
             if other.value == entry.value:
@@ -59,11 +71,11 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
             )
         found[entry.name] = _load(entry, distribution, version)
         if (error := found[entry.name].error) is not None:
-            message = f"plugin {found[entry.name]} is left out: {type(error).__name__}: {error}"
+            message = f"plugin {found[entry.name]} is left out; it {found[entry.name].problem}"
             if environ.get("LIGHTLOOP_STRICT", "0") == "1":
                 raise PluginError(message) from error
             warnings.warn(message, stacklevel=3)
-    return found
+    return dict(sorted({**left_out, **found}.items()))
 
 
 def _load(entry: EntryPoint, distribution: str, version: str) -> Found:
@@ -73,6 +85,6 @@ def _load(entry: EntryPoint, distribution: str, version: str) -> Found:
             raise TypeError(f"{entry.value} is not a subclass of lightloop.Plugin")
         if plugin.name != entry.name:
             raise ValueError(f"its entry point is called {entry.name!r} and its class {plugin.name!r}; they must agree")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Found(entry.name, entry.value, distribution, version, error=error)
     return Found(entry.name, entry.value, distribution, version, plugin)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pluggy
 
+from lightloop.contract import check_answers, check_hooks, check_needs, hooks_of, undisplaced
 from lightloop.discovery import Found, PluginError
 from lightloop.dispatch import CLEAN_UP, OWN, Relay
 from lightloop.hookspecs import Hooks
@@ -33,9 +33,9 @@ class Selection:
         self.known = known_options(found, self._listed_classes())
         rest = {name: value for name, value in options.items() if not self._settle(name, value)}
         self.known = known_options(found, self._listed_classes())
-        self.options = resolve(rest, self.known)
+        self.options = resolve(rest, self.known, found.values())
         self.live = in_order(self._choose())
-        _check_needs(self.live, self.without)
+        check_needs(self.live, self.without, found)
 
     def _read(self, entry: Entry) -> None:
         if entry == "-*":
@@ -88,7 +88,7 @@ class Selection:
         if found is None:
             raise PluginError(f"there is no plugin {name!r}.{nearest(name, self.found)}")
         if found.plugin is None:
-            raise PluginError(f"plugin {found} was asked for and cannot be imported: {found.error}") from found.error
+            raise PluginError(f"plugin {found} was asked for; it {found.problem}") from found.error
         return found.plugin
 
     def _choose(self) -> list[Plugin]:
@@ -124,8 +124,7 @@ class Selection:
                 and not plugin.called() & self.settled
             ):
                 live.append(_build(plugin, given.get(plugin, {})))
-        displaced = {name for plugin in live for name in plugin.displaces}
-        return [plugin for plugin in live if not displaced & plugin.called()]
+        return undisplaced(live)
 
     def _asked(self, plugin: type[Plugin], given: Mapping[str, Any]) -> bool:
         on = [keyword for keyword, value in given.items() if self.known[keyword].turned_on_by(value)]
@@ -148,21 +147,31 @@ class Manager:
         self.plugins = list(plugins)
         self._pluggy = pluggy.PluginManager("lightloop")
         self._pluggy.add_hookspecs(Hooks)
-        for specs in dict.fromkeys(specs for plugin in plugins for specs in plugin.hookspecs):
-            self._pluggy.add_hookspecs(specs)
+        self._add_hooks()
         self._pluggy.register(operations, OWN)
+        hooks = hooks_of(self._pluggy, vars(Hooks))
         for plugin in plugins:
-            self._check_hooks(plugin)
+            check_hooks(plugin, hooks)
         for plugin in reversed(self.plugins):
             self._pluggy.register(plugin, plugin.key)
-        self._check_answers()
+        check_answers(hooks)
         self.hook = Relay(self._pluggy)
 
     @property
     def hook_names(self) -> list[str]:
         """Every hook that there is, the core's in the order of a run."""
-        own = [name for name in vars(Hooks) if not name.startswith("_")]
-        return own + sorted(name for name in vars(self._pluggy.hook) if not name.startswith("_") and name not in own)
+        return list(hooks_of(self._pluggy, vars(Hooks)))
+
+    def _add_hooks(self) -> None:
+        """Take in the hooks that plugins bring."""
+        added: set[type] = set()
+        for plugin in self.plugins:
+            for specs in set(plugin.hookspecs) - added:
+                try:
+                    self._pluggy.add_hookspecs(specs)
+                except ValueError as error:
+                    raise PluginError(f"plugin {plugin.name!r} brings hooks that cannot be added: {error}") from error
+            added.update(plugin.hookspecs)
 
     def explain(self) -> str:
         """For each hook in the order of a run: who is called, in which order, and what put it there."""
@@ -192,81 +201,10 @@ class Manager:
                 lines.append(f"  {len(seen) + 1}. the loop's own answer")
         return "\n".join(lines) if lines else "no plugin is live: the loop's own answers are all there is"
 
-    def _check_hooks(self, plugin: Plugin) -> None:
-        for name, method in inspect.getmembers(type(plugin), inspect.isroutine):
-            marked = getattr(method, "lightloop_impl", None)
-            if marked is None:
-                continue
-            where = f"plugin {plugin.name!r} ({type(plugin).__module__}): hook {name!r}"
-            spec = getattr(self._pluggy.hook, marked.get("specname") or name, None)
-            if spec is None:
-                raise PluginError(f"{where} does not exist.{nearest(name, self.hook_names)}")
-            for parameter in list(inspect.signature(method).parameters.values())[1:]:
-                if parameter.name not in spec.spec.argnames:
-                    raise PluginError(
-                        f"{where} has no argument {parameter.name!r}; it has {', '.join(spec.spec.argnames)}"
-                    )
-                if parameter.default is not parameter.empty:
-                    raise PluginError(
-                        f"{where} gives {parameter.name!r} a default, which would hide the real value: take it away"
-                    )
-            if marked["hookwrapper"]:
-                raise PluginError(
-                    f"{where} is an old-style wrapper, whose late errors hide the first: say wrapper=True"
-                )
-            if marked["trylast"]:
-                raise PluginError(
-                    f"{where} says trylast=True, which makes the order depend on who else does: use 'after'"
-                )
-            if marked["wrapper"] and name in CLEAN_UP:
-                raise PluginError(f"{where} cannot be wrapped: there everybody has a turn, whatever others do")
-            if marked["wrapper"] and not inspect.isgeneratorfunction(method):
-                raise PluginError(f"{where} is a wrapper and must yield once, where the others are called")
-
-    def _check_answers(self) -> None:
-        for name in self.hook_names:
-            caller = getattr(self._pluggy.hook, name)
-            if not caller.spec.opts["firstresult"]:
-                continue
-            answering = [i.plugin for i in caller.get_hookimpls() if not i.wrapper and i.plugin_name != OWN]
-            for index, one in enumerate(answering):
-                for other in answering[:index]:
-                    if one.name != other.name and not _names(one, other) and not _names(other, one):
-                        raise PluginError(
-                            f"plugins {one.name!r} and {other.name!r} both answer {name!r} and neither says which is asked first: "
-                            f"leave one out, or give one of them before or after the other"
-                        )
-
 
 def _build(plugin: type[Plugin], given: Mapping[str, Any]) -> Plugin:
     fields = options_of(plugin)
     return plugin(**{fields[keyword].name: value for keyword, value in given.items()})
-
-
-def _names(one: Plugin, other: Plugin) -> bool:
-    return bool(other.called() & {*one.before, *one.after})
-
-
-def _check_needs(live: Sequence[Plugin], without: set[str]) -> None:
-    keys: dict[str, Plugin] = {}
-    groups: dict[str, Plugin] = {}
-    there = {name for plugin in live for name in plugin.called()}
-    for plugin in live:
-        if (twin := keys.setdefault(plugin.key, plugin)) is not plugin:
-            raise PluginError(
-                f"{twin!r} and {plugin!r} would keep their state under one key, {plugin.key!r}: set the key of one, plugin.key = ..."
-            )
-        if plugin.group and (rival := groups.setdefault(plugin.group, plugin)) is not plugin:
-            raise PluginError(f"{rival.name!r} and {plugin.name!r} are both a {plugin.group}; there can be one")
-        for name in plugin.requires:
-            if name not in there:
-                ask = f"take '-{name}' out of plugins" if name in without else f"list {name!r} in plugins"
-                raise PluginError(f"plugin {plugin.name!r} requires {name!r}, which is not live: {ask}")
-        for other in live:
-            if other is not plugin and other.called() & set(plugin.conflicts):
-                raise PluginError(
-                    f"plugins {plugin.name!r} and {other.name!r} cannot both be live: {plugin.name} says conflicts={plugin.conflicts}"
-                )
 
 
 __all__ = ["Entry", "Known", "Manager", "Selection"]

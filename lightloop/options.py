@@ -34,10 +34,18 @@ class Known:
 def known_options(found: Mapping[str, Found], listed: Iterable[type[Plugin]] = ()) -> dict[str, Known]:
     """Every option of the plugins that were ``found`` or are ``listed`` by the user, by keyword.
 
+    A listed class takes the place of the installed one of the same name.
+
     Raises:
         PluginError: if two plugins claim one keyword.
     """
-    owners = {found_.plugin: f"{found_.distribution}'s {name}" for name, found_ in found.items() if found_.plugin}
+    listed = tuple(listed)
+    replaced = {plugin.name for plugin in listed if plugin not in [each.plugin for each in found.values()]}
+    owners = {
+        each.plugin: f"{each.distribution}'s {name}"
+        for name, each in found.items()
+        if each.plugin and name not in replaced
+    }
     owners |= {plugin: f"{plugin.__module__}'s {plugin.name}" for plugin in listed if plugin not in owners}
     known: dict[str, Known] = {}
     for plugin, owner in owners.items():
@@ -52,8 +60,8 @@ def known_options(found: Mapping[str, Found], listed: Iterable[type[Plugin]] = (
     return known
 
 
-def resolve(options: Mapping[str, Any], known: Mapping[str, Known]) -> dict[str, Any]:
-    """Bring ``options`` to today's keywords.
+def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Iterable[Found] = ()) -> dict[str, Any]:
+    """Bring ``options`` to today's keywords; those of plugins that were ``found`` and are not there are unknown.
 
     Raises:
         TypeError: if a keyword is unknown (the message has the nearest ones), or given under two names.
@@ -62,7 +70,10 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known]) -> dict[str,
     said: dict[str, str] = {}
     for name, value in options.items():
         if name not in known:
-            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, known)}")
+            absent = "".join(
+                f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem
+            )
+            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, known)}{absent}")
         keyword = known[name].keyword
         if keyword in said:
             raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")
