@@ -1,15 +1,16 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
 from lightloop.cadence import Every, seconds_of
+from lightloop.containers import map_leaves
 from lightloop.data import batch_size, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
-from lightloop.evaluation import Evaluation, eval_loaders, evaluate
+from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
 from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
 from lightloop.module import Module
-from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup
+from lightloop.optimizers import Schedule, Setup, frozen, needs_closure, parameters_of, read_setup
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin, option
 from lightloop.stash import Key, Stash
@@ -47,9 +48,12 @@ __all__ = [
     "eval_loaders",
     "evaluate",
     "fetch",
+    "frozen",
     "hookimpl",
     "hookspec",
     "in_order",
+    "keep_random",
+    "map_leaves",
     "needs_closure",
     "option",
     "parameters_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -143,21 +143,34 @@ def _modes_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _random_kept() -> Iterator[None]:
-    """Put the random numbers of Python, numpy (if it is there), the CPU and the accelerator back to where they were."""
+    put_back = keep_random()
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def keep_random() -> Callable[[], None]:
+    """Remember where the random numbers of Python, numpy (if it is there), the CPU and the accelerator are.
+
+    Returns:
+        What puts them back to there.
+    """
     python, cpu = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     legacy = numpy.random.get_state() if numpy else None
     accelerator = _accelerator_module()
     states = [accelerator.get_rng_state(index) for index in range(accelerator.device_count())] if accelerator else []
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         random.setstate(python)
         torch.set_rng_state(cpu)
         if numpy:
             numpy.random.set_state(legacy)
         for index, state in enumerate(states):
             accelerator.set_rng_state(state, index)
+
+    return put_back
 
 
 def _accelerator_module() -> Any:
