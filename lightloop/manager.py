@@ -60,11 +60,13 @@ class Selection:
     def _settle(self, kind: str, value: Any) -> bool:
         """Choose among the plugins of one kind, a group or a tag: ``logger="tensorboard"``, ``logger=False``.
 
-        True, None and "auto" leave it to the defaults. Returns whether ``kind`` is a kind at all.
+        True, None and "auto" leave it to the defaults. Where an option has the keyword too, it has what is no plugin's
+        name. Returns whether ``value`` is settled by this.
         """
         classes = [*(found.plugin for found in self.found.values() if found.plugin), *self._listed_classes()]
         names = {plugin.name for plugin in classes if kind in plugin.called() and kind != plugin.name}
-        if kind in self.known or not names:
+        chosen = isinstance(value, (type, Plugin)) or (isinstance(value, str) and value in names)
+        if not names or (kind in self.known and not chosen):
             return False
         if value is None or value is True or value == "auto":
             return True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightloop import Found, Plugin, PluginError
+from lightloop import Found, Plugin, PluginError, option
 from lightloop.manager import Selection
 
 
@@ -60,3 +60,24 @@ def test_a_name_that_is_not_of_the_kind_is_an_error():
 def test_a_kind_that_nobody_is_of_is_an_unknown_option():
     with pytest.raises(TypeError, match="no option 'writer'"):
         live(writer="fancy")
+
+
+class anything(Plugin):
+    name, group = "anything", "scribe"
+    kind: str | None = option(None, "What it is.", flag="scribe")
+
+
+class grouped(Plugin):
+    name, group, default = "grouped", "scribe", True
+
+
+@pytest.mark.parametrize(
+    ("value", "chosen"),
+    [("grouped", ["grouped"]), ("else", ["anything"]), (None, ["grouped"]), (grouped(), ["grouped"])],
+    ids=str,
+)
+def test_an_option_of_that_name_has_what_is_no_plugins_name(value, chosen):
+    found = {plugin.name: Found(plugin.name, "tests", "tests", "1", plugin) for plugin in (anything, grouped)}
+    live = Selection(found, (), {"scribe": value}).live
+    assert [plugin.name for plugin in live] == chosen
+    assert getattr(live[0], "kind", "else") == "else"
