@@ -1,0 +1,82 @@
+"""Hand what was logged to the loggers: a row every so many steps, one per epoch, one per evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightloop import Every, Loop, Plugin, Running, fetch, hookimpl, option
+
+
+class LogEvery(Plugin):
+    """Write rows: of the first step, of every n-th, and of the last; the means of each epoch; each evaluation's result.
+
+    Steps are applied optimizer steps, counted over the whole run. The row of a step has, for each metric, the mean over
+    the batches of its window, and all of them are fetched from the device together; between two rows nothing is.
+    """
+
+    name = "log_every"
+    after = ("throughput", "device_stats", "lr_monitor", "grad_norm")
+    before = ("validation",)
+    default = True
+
+    when: int | float | str | Every | None = option(
+        50,
+        "Steps between two rows, or any other rhythm ('10 s', '1 epoch'); None and 0 write no rows of steps.",
+        flag="log_every_n_steps",
+        aliases=("row_log_interval", "add_row_log_interval"),
+    )
+
+    def check(self) -> None:
+        self._every = Every(self.when or 1)
+        self._wanted = self._started = False
+        self._pending: tuple[int, dict[str, Running]] | None = None
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self._every.start(loop)
+        self._started, self._pending = False, None
+        self._wanted = bool(self.when) and any(hasattr(plugin, "log_metrics") for plugin in loop.plugins)
+        if not self._wanted:
+            loop.leave_out(self, "after_batch")
+
+    @hookimpl
+    def after_batch(self, loop: Loop) -> None:
+        if loop.stepped:
+            self._pending = loop.epoch, loop.metrics.step
+            if self._every.due(loop) or not self._started:
+                self._write_step(loop)
+
+    @hookimpl
+    def after_epoch(self, loop: Loop) -> None:
+        if self._wanted:
+            self.after_batch(loop)  # the end of the epoch may have closed a window
+        means = loop.metrics.take_epoch(loop.world)
+        if means:
+            loop.write({"epoch": loop.epoch, **means})
+
+    @hookimpl
+    def after_evaluation(self, loop: Loop) -> None:
+        assert loop.evaluation is not None
+        if loop.evaluation.metrics and not loop.evaluation.sanity:
+            loop.write({"epoch": loop.epoch, **loop.evaluation.metrics})
+
+    @hookimpl
+    def after_fit(self, loop: Loop) -> None:
+        self._write_step(loop)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"every": self._every.state_dict(), "started": self._started}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._every.load_state_dict(state["every"])
+        self._started = state["started"]
+
+    def _write_step(self, loop: Loop) -> None:
+        """Write the row of the latest step, unless it is written."""
+        pending, self._pending, self._started = self._pending, None, True
+        if pending is not None and loop.world.is_main:
+            epoch, step = pending
+            row = fetch({name: running.value() for name, running in step.items()})
+            if row:
+                loop.write({"epoch": epoch, **row})

@@ -1,0 +1,104 @@
+"""Write metrics to a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from lightloop import Loop, option
+from lightloop_plugins.loggers import Ending, Logger
+
+
+class Csv(Logger):
+    """Write ``metrics.csv`` in the run's directory: a column ``step``, then one for each metric, one row per writing.
+
+    A row is on disk when it has been written, unless ``flush_every`` says otherwise. A resumed run appends; rows of
+    steps that it has gone back before are left out, and the file as it was is kept beside it.
+    """
+
+    name = "csv"
+    default = True
+
+    flush_every: int = option(
+        1,
+        "Steps between two writes to the disk; what is not yet written when the run ends is written then.",
+        flag="flush_logs_every_n_steps",
+        aliases=("log_save_interval",),
+        enables=False,
+    )
+
+    def check(self) -> None:
+        if self.flush_every < 1:
+            raise self.refuse("flush_every", "a whole number from 1")
+        self._file: TextIO | None = None
+        self._columns: list[str] = []
+        self._path = Path()
+        self._last_step = self._flushed = 0
+
+    def open(self, loop: Loop, directory: Path) -> None:
+        self._path = directory / "metrics.csv"
+        self._columns, self._last_step = ["step"], 0
+        self._flushed = loop.global_step
+        if self._path.exists():
+            self._go_on(loop.global_step if loop.stage == "fit" else None)
+        self._append()
+
+    def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        text = json.dumps(hyperparameters, indent=2, default=str)
+        self._path.with_name("hparams.json").write_text(text + "\n")
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        new = [name for name in metrics if name not in self._columns]
+        if new:
+            self._widen(new)
+        # An evaluation by itself has no step of its own; in the file of a run it stands at the run's last.
+        self._last_step = step = max(step, self._last_step)
+        assert self._file is not None
+        csv.writer(self._file).writerow([{"step": step, **metrics}.get(name, "") for name in self._columns])
+        if step - self._flushed >= self.flush_every or self.flush_every == 1:
+            self._file.flush()
+            self._flushed = step
+
+    def close(self, status: Ending) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _append(self) -> None:
+        self._file = open(self._path, "a", newline="", encoding="utf-8")  # noqa: SIM115
+
+    def _go_on(self, step: int | None) -> None:
+        """Take up the file that is there, without its rows after ``step``."""
+        self._columns, rows = self._read()
+        kept = [row for row in rows if step is None or int(row["step"]) <= step]
+        if len(kept) < len(rows):
+            shutil.copy2(self._path, self._path.with_name(f"metrics.until_step_{rows[-1]['step']}.csv"))
+            self._rewrite(kept)
+        self._last_step = int(kept[-1]["step"]) if kept else 0
+
+    def _widen(self, new: list[str]) -> None:
+        """Add columns; the rows so far have nothing in them."""
+        self.close("success")
+        _, rows = self._read()
+        self._columns += new
+        self._rewrite(rows)
+        self._append()
+
+    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
+        with open(self._path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, restval="")
+            rows = [row for row in reader if row["step"].isdigit()]  # a run that was killed may leave half a row
+            return list(reader.fieldnames or ["step"]), rows
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        part = self._path.with_suffix(".part")
+        with open(part, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(part, self._path)

@@ -1,0 +1,100 @@
+"""Give each run a directory of its own for what it leaves behind: metrics, checkpoints, traces."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightloop import Key, Loop, Plugin, hookimpl, option
+
+RUN_DIR: Key[Path] = Key("run_dir.path")
+"""The directory of the run, the same on every rank; in a fit from the first before_epoch on, otherwise from
+before_evaluation on. Whoever needs it says ``requires = ("run_dir",)``; where nobody does, none is made."""
+
+
+class RunDir(Plugin):
+    """Make ``<root>/<name>/version_<N>``, with the first N that is free; a resumed run goes on in its old one.
+
+    Without ``root``, the environment's ``LIGHTLOOP_RUNS`` is taken, or ``runs``.
+    """
+
+    name = "run_dir"
+    after = ("accelerator", "strategy")
+    default = True
+    offers: ClassVar[Mapping[str, str]] = {"run_dir": "path"}
+
+    root: str | os.PathLike[str] | None = option(
+        None, "Where runs leave their files.", flag="default_root_dir", aliases=("default_save_path",), enables=False
+    )
+    run_name: str | None = option(
+        None,
+        "What the runs of an experiment have in common; the module's class if None.",
+        flag="run_name",
+        enables=False,
+    )
+    version: int | str | None = option(
+        None, "The run's own name; one that is there already is gone on with. By default a new version_N.",
+        flag="run_version", enables=False,
+    )  # fmt: skip
+
+    def check(self) -> None:
+        for field in ("run_name", "version"):
+            if (value := getattr(self, field)) is not None and not plain(str(value)).strip("."):
+                raise self.refuse(field, "a name that a folder can have")
+        self._resumed: str | None = None
+        self.path: Path | None = None
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        self._resumed = self.path = None
+        asking = [plugin for plugin in loop.plugins if self.name in plugin.requires]
+        if not any(loop.stage == "fit" or "logger" in plugin.tags for plugin in asking):
+            loop.leave_out(self)
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:  # not earlier: what is resumed is known when the epoch begins
+        if self.path is None:
+            self._claim(loop)
+
+    @hookimpl
+    def before_evaluation(self, loop: Loop) -> None:
+        if self.path is None and loop.stage != "fit":
+            self._claim(loop)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": None if self.path is None else str(self.path)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._resumed = state["path"]
+
+    def _claim(self, loop: Loop) -> None:
+        path = loop.world.broadcast(self._choose(loop) if loop.world.is_main else Path())
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = loop.stash[RUN_DIR] = path
+
+    def _choose(self, loop: Loop) -> Path:
+        if self.version is None and self._resumed is not None and os.path.isdir(self._resumed):
+            return Path(self._resumed)
+        root = Path(self.root or os.environ.get("LIGHTLOOP_RUNS") or "runs")
+        parent = root / plain(self.run_name or type(loop.module).__name__)
+        parent.mkdir(parents=True, exist_ok=True)
+        if self.version is not None:
+            return parent / (f"version_{self.version}" if isinstance(self.version, int) else plain(self.version))
+        taken = [int(found[1]) for each in parent.iterdir() if (found := re.fullmatch(r"version_(\d+)", each.name))]
+        number = max(taken, default=-1) + 1
+        while True:
+            path = parent / f"version_{number}"
+            try:
+                path.mkdir()
+            except FileExistsError:  # another run was faster
+                number += 1
+            else:
+                return path
+
+
+def plain(name: str) -> str:
+    """``name`` as that of one folder: a slash makes no folder in a folder."""
+    return re.sub(r"[^\w.=+-]", "_", name)
