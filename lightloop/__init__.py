@@ -2,6 +2,7 @@
 
 from lightloop.cadence import Every, seconds_of
 from lightloop.containers import map_leaves
+from lightloop.containers import map_leaves
 from lightloop.data import batch_size, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
@@ -49,10 +50,12 @@ __all__ = [
     "evaluate",
     "fetch",
     "frozen",
+    "frozen",
     "hookimpl",
     "hookspec",
     "in_order",
     "keep_random",
+    "map_leaves",
     "map_leaves",
     "needs_closure",
     "option",

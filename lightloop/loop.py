@@ -59,6 +59,8 @@ class Loop(State):
         hook.before_batch(loop=self)
         self.pieces = () if self.skip_batch_reason else hook.split_batch(loop=self)  # type: ignore[assignment]
         for self.piece_idx, self.piece in enumerate(self.pieces):
+            if self.skip_batch_reason:
+                break
             step = self.global_step + 1
             for self.optimizer_idx in hook.select_optimizers(loop=self):  # type: ignore[union-attr]
                 if self.optimizer_idx is None:
@@ -105,23 +107,33 @@ class Loop(State):
 
         ``global_step`` becomes ``step``, by default one more: optimizers that step side by side count once.
         """
-        hook, window = self.hook, self.window
+        window = self.window
         if window.contributions:
-            self.gradients, self.skip_step_reason, self._norms = self.find_gradients(), None, {}
-            if window.weighted or window.weight != window.planned:
-                scale_(self.gradients, window.correction(self.world))
-            hook.before_step(loop=self)
-            (self.skip_step_reason,) = self.world.agree(self.skip_step_reason)
-            if self.skip_step_reason is None and hook.step(loop=self):
-                self.global_step = step or self.global_step + 1
-                self.optimizer_steps[self.optimizer_idx or 0] += 1
-                self.stepped = True
-                hook.after_step(loop=self)
-            else:
-                self.skipped_steps += 1
-                hook.on_step_skipped(loop=self)
-            hook.zero_grad(loop=self)
+            applied = self.prepare_step() and self.hook.step(loop=self)
+            self.conclude_step(bool(applied), step)
+            self.hook.zero_grad(loop=self)
         window.clear()
+
+    def prepare_step(self) -> bool:
+        """Make the selected optimizer's gradients whole; False if somebody asked that the step is not taken."""
+        window = self.window
+        self.gradients, self.skip_step_reason, self._norms = self.find_gradients(), None, {}
+        if window.weighted or window.weight != window.planned:
+            scale_(self.gradients, window.correction(self.world))
+        self.hook.before_step(loop=self)
+        (self.skip_step_reason,) = self.world.agree(self.skip_step_reason)
+        return self.skip_step_reason is None
+
+    def conclude_step(self, applied: bool, step: int | None = None) -> None:
+        """Count the selected optimizer's step, after which ``global_step`` is ``step``, and tell of it."""
+        if applied:
+            self.global_step = step or self.global_step + 1
+            self.optimizer_steps[self.optimizer_idx or 0] += 1
+            self.stepped = True
+            self.hook.after_step(loop=self)
+        else:
+            self.skipped_steps += 1
+            self.hook.on_step_skipped(loop=self)
 
     def close_open_windows(self) -> None:
         """Step with whatever is still in the windows, so that nothing leaks out of the epoch."""

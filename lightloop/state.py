@@ -127,7 +127,7 @@ class State:
         self.skip_step_reason = self.skip_step_reason or reason
 
     def skip_batch(self, reason: str) -> None:
-        """Ask, from before_batch, that the batch is passed over; it contributes nothing to its window."""
+        """Ask, from before_batch, that the batch is passed over; later, that the rest of its pieces are."""
         self.skip_batch_reason = self.skip_batch_reason or reason
 
     def leave_out(self, plugin: Plugin, *hooks: str) -> None:

@@ -72,7 +72,8 @@ class Duration(Plugin):
 
     def _stop_at_max(self, loop: Loop) -> None:
         if self._steps_are_up(loop):
-            loop.stop(f"max_steps={self.max_steps} reached")
+            loop.stop(reason := f"max_steps={self.max_steps} reached")
+            loop.skip_batch(reason)  # a batch that is cut into pieces may reach it before its last one
 
     def _steps_are_up(self, loop: Loop) -> bool:
         return self.max_steps not in (None, -1) and loop.global_step >= self.max_steps
