@@ -2,8 +2,7 @@
 
 from lightloop.cadence import Every, seconds_of
 from lightloop.containers import map_leaves
-from lightloop.containers import map_leaves
-from lightloop.data import batch_size, size_of, with_is_last
+from lightloop.data import Limited, batch_size, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
@@ -26,6 +25,7 @@ __all__ = [
     "Found",
     "Hooks",
     "Key",
+    "Limited",
     "Loop",
     "Metrics",
     "Module",
@@ -50,12 +50,10 @@ __all__ = [
     "evaluate",
     "fetch",
     "frozen",
-    "frozen",
     "hookimpl",
     "hookspec",
     "in_order",
     "keep_random",
-    "map_leaves",
     "map_leaves",
     "needs_closure",
     "option",
