@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from lightloop.plugin import Plugin
@@ -74,8 +75,14 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
             message = f"plugin {found[entry.name]} is left out; it {found[entry.name].problem}"
             if environ.get("LIGHTLOOP_STRICT", "0") == "1":
                 raise PluginError(message) from error
-            warnings.warn(message, stacklevel=3)
+            _tell(message)
     return dict(sorted({**left_out, **found}.items()))
+
+
+@cache
+def _tell(message: str) -> None:
+    """Warn, once in a process."""
+    warnings.warn(message, stacklevel=5)  # where the Trainer was made
 
 
 def _load(entry: EntryPoint, distribution: str, version: str) -> Found:
@@ -83,6 +90,8 @@ def _load(entry: EntryPoint, distribution: str, version: str) -> Found:
         plugin = entry.load()
         if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
             raise TypeError(f"{entry.value} is not a subclass of lightloop.Plugin")
+        if not hasattr(plugin, "name"):
+            raise TypeError(f"{entry.value} has no name")
         if plugin.name != entry.name:
             raise ValueError(f"its entry point is called {entry.name!r} and its class {plugin.name!r}; they must agree")
     except (Exception, SystemExit) as error:
