@@ -1,6 +1,7 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
 from lightloop.cadence import Every, seconds_of
+from lightloop.callback import Callback
 from lightloop.containers import map_leaves
 from lightloop.data import Limited, batch_size, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
@@ -14,12 +15,13 @@ from lightloop.optimizers import Schedule, Setup, frozen, needs_closure, paramet
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin, option
 from lightloop.stash import Key, Stash
-from lightloop.steps import bind, bind_call, defined
+from lightloop.steps import Step, bind, bind_call, defined
 from lightloop.trainer import Result, Trainer
 from lightloop.window import Window, scale_
 from lightloop.world import World
 
 __all__ = [
+    "Callback",
     "Evaluation",
     "Every",
     "Found",
@@ -38,6 +40,7 @@ __all__ = [
     "Schedule",
     "Setup",
     "Stash",
+    "Step",
     "Trainer",
     "Window",
     "World",

@@ -42,6 +42,25 @@ def with_is_last(batches: Iterable[T], skip: int = 0, limit: int | None = None) 
         yield waiting, True
 
 
+class Limited:
+    """The first ``limit`` batches of ``loader``, which is asked for no more; what else it has is the loader's own."""
+
+    def __init__(self, loader: Iterable[Any], limit: int) -> None:
+        self.loader = loader
+        self.limit = limit
+
+    def __len__(self) -> int:
+        return min(len(self.loader), self.limit)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.loader), self.limit)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
 def as_loaders(data: Any) -> dict[str | None, Iterable[Any]]:
     """The loaders in ``data`` by name: one (named None), a mapping of loaders, or a list of them (named "0", "1" …)."""
     if data is None:

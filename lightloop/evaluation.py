@@ -60,12 +60,14 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def eval_loaders(loop: State, stage: Stage) -> dict[str | None, Iterable[Any]]:
-    """The loaders of ``stage``, asked of their source and prepared by the plugins; empty where there are none."""
-    source = loop.eval_sources.get(stage)
-    loaders = as_loaders(source() if source else None)
-    for loader in loaders.values():
-        check_loader(loader, f"the data to {stage}")
-    return {name: loop._prepared(loader, stage) for name, loader in loaders.items()}
+    """The loaders of ``stage``, asked of their source and prepared by the plugins once; empty where there are none."""
+    if stage not in loop.eval_loaders:
+        source = loop.eval_sources.get(stage)
+        loaders = as_loaders(source() if source else None)
+        for loader in loaders.values():
+            check_loader(loader, f"the data to {stage}")
+        loop.eval_loaders[stage] = {name: loop._prepared(loader, stage) for name, loader in loaders.items()}
+    return loop.eval_loaders[stage]
 
 
 def evaluate(
@@ -73,7 +75,8 @@ def evaluate(
 ) -> Evaluation:
     """Run one pass; the module's gradients, modes and random numbers are afterwards as they were.
 
-    Inside a fit the open window is not touched. ``loop.evaluation`` is set while the pass lasts.
+    Inside a fit the open window is not touched. ``loop.evaluation`` is set while the pass lasts. Without loaders nothing
+    happens; what is logged in a ``sanity`` check is forgotten.
 
     Raises:
         TypeError: if the module has no step for the stage.
@@ -87,7 +90,9 @@ def evaluate(
     evaluation = Evaluation(
         stage, eval_loaders(loop, stage) if loaders is None else loaders, bind(step, ARGUMENTS), sanity
     )
-    with _aside(loop), _modes_kept(loop.module), torch.no_grad(), _random_kept():
+    if not evaluation.loaders:
+        return evaluation
+    with _aside(loop, sanity), _modes_kept(loop.module), torch.no_grad(), _random_kept():
         loop.evaluation = evaluation
         loop.module.eval()
         try:
@@ -120,14 +125,18 @@ def _run_batch(loop: State, evaluation: Evaluation) -> None:
 
 
 @contextmanager
-def _aside(loop: State) -> Iterator[None]:
-    """Set the training epoch's running metrics aside."""
-    running: dict[str, Running] = loop.metrics.epoch
-    loop.metrics.epoch = {}
+def _aside(loop: State, sanity: bool) -> Iterator[None]:
+    """Set the training epoch's running metrics aside; for a sanity check, all metrics."""
+    metrics = loop.metrics
+    running: dict[str, Running] = metrics.epoch
+    kept = (dict(metrics.latest), dict(metrics.updates), set(metrics.on_bar))
+    metrics.epoch = {}
     try:
         yield
     finally:
-        loop.metrics.epoch = running
+        metrics.epoch = running
+        if sanity:
+            metrics.latest, metrics.updates, metrics.on_bar = kept
         loop.evaluation = None
 
 

@@ -205,6 +205,11 @@ class Manager:
 
 
 def _build(plugin: type[Plugin], given: Mapping[str, Any]) -> Plugin:
+    ready = next((value for value in given.values() if isinstance(value, plugin)), None)
+    if ready is not None:  # an option may be given the plugin itself
+        if len(given) > 1:
+            raise TypeError(f"{', '.join(given)}: {ready!r} has its options already; set them there")
+        return ready
     fields = options_of(plugin)
     return plugin(**{fields[keyword].name: value for keyword, value in given.items()})
 

@@ -54,6 +54,8 @@ class State:
         self.train_source: Callable[[], Any] | None = None
         self.train_loader: Iterable[Any] = ()
         self.eval_sources: dict[str, Callable[[], Any]] = {}
+        self.eval_loaders: dict[str, dict[str | None, Iterable[Any]]] = {}
+        """The loaders that a stage has been given; it asks its source for new ones if they are taken out."""
         self.evaluation: Evaluation | None = None
 
         self.epoch: int = 0

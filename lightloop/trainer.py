@@ -118,7 +118,7 @@ class Trainer(Familiar):
     def predict(self, module: nn.Module, data: Any = None, **options: Any) -> list[Any]:
         """Run ``predict_step``, or ``forward``, over ``data``: what it returned for each batch, by loader if several."""
         outputs = self._evaluate(module, "predict", data, options).outputs
-        return outputs if len(outputs) > 1 else outputs[0]
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def explain(self) -> str:
         """For each hook in the order of a run: who is called, in which order, and what put it there."""
