@@ -191,7 +191,7 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is None:
         return value is None
-    return isinstance(value, kind) if isinstance(kind, type) and kind is not object else True
+    return isinstance(value, kind) if isinstance(kind, type) and kind not in (object, Any) else True
 
 
 def _hints(cls: type) -> dict[str, Any]:
