@@ -3,7 +3,7 @@
 from lightloop.cadence import Every, seconds_of
 from lightloop.callback import Callback
 from lightloop.containers import map_leaves
-from lightloop.data import Limited, batch_size, size_of, with_is_last
+from lightloop.data import Limited, batch_size, remade, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
@@ -62,6 +62,7 @@ __all__ = [
     "option",
     "parameters_of",
     "read_setup",
+    "remade",
     "scale_",
     "seconds_of",
     "size_of",

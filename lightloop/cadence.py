@@ -55,6 +55,11 @@ class Every:
         self.when: Any = when.when if isinstance(when, Every) else when
         self._rule = _rule(self.when)
 
+    @property
+    def only_at_epoch_end(self) -> bool:
+        """Whether :meth:`due` always says no, so that it need not be asked."""
+        return type(self._rule) is _Epochs
+
     def start(self, loop: Loop) -> None:
         """Begin anew with a fit.
 

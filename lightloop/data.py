@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 T = TypeVar("T")
 
@@ -59,6 +60,19 @@ class Limited:
         if name.startswith("__") or name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)
+
+
+def remade(loader: DataLoader[Any], sampler: Sampler[Any] | None = None, **changes: Any) -> DataLoader[Any]:
+    """A DataLoader like ``loader``, of the same class, in the order of ``sampler`` and with other attributes changed.
+
+    The user's own is left as it is, which torch does not let anybody change.
+    """
+    twin = copy.copy(loader)
+    if sampler is not None:
+        batches = None if loader.batch_size is None else BatchSampler(sampler, loader.batch_size, loader.drop_last)
+        changes |= {"sampler": sampler, "batch_sampler": batches}
+    vars(twin).update(changes, _iterator=None)
+    return twin
 
 
 def as_loaders(data: Any) -> dict[str | None, Iterable[Any]]:
