@@ -51,6 +51,9 @@ class Selection:
             raise TypeError(
                 f"plugins takes names, '-name', '-*', 'module:Class', Plugin classes and instances; found {chosen!r}"
             )
+        if not hasattr(chosen, "name"):
+            kind = chosen if isinstance(chosen, type) else type(chosen)
+            raise TypeError(f'plugin class {kind.__name__} has no name: give it one, name = "..."')
         if not any(chosen is other for other in self.entries):
             self.entries.append(chosen)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from lightloop.discovery import Found, PluginError
@@ -60,7 +60,7 @@ def known_options(found: Mapping[str, Found], listed: Iterable[type[Plugin]] = (
     return known
 
 
-def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Iterable[Found] = ()) -> dict[str, Any]:
+def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Collection[Found] = ()) -> dict[str, Any]:
     """Bring ``options`` to today's keywords; those of plugins that were ``found`` and are not there are unknown.
 
     Raises:
@@ -73,7 +73,8 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Itera
             absent = "".join(
                 f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem
             )
-            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, known)}{absent}")
+            kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name}}
+            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, {*known, *kinds})}{absent}")
         keyword = known[name].keyword
         if keyword in said:
             raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")
@@ -87,5 +88,5 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Itera
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that names what in ``known`` looks most like ``name``; empty where nothing does."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(repr(each) for each in close)}?" if close else ""

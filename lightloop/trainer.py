@@ -68,9 +68,12 @@ class Trainer(Familiar):
     def __init__(self, plugins: Sequence[Entry] = (), **options: Any) -> None:
         if isinstance(plugins, (str, Plugin, type)):
             plugins = (plugins,)
+        if not isinstance(plugins, Sequence):
+            raise TypeError(f"plugins must be a list of plugins; it is {plugins!r}. Options are given by keyword")
         self._listed = tuple(plugins)
         self._options = options
-        self._choose({})
+        self.plugins = self._chosen({})
+        """The live plugins, in order."""
         self.loop: Loop | None = None
         """The latest run."""
 
@@ -124,9 +127,10 @@ class Trainer(Familiar):
         """For each hook in the order of a run: who is called, in which order, and what put it there."""
         return Manager(self.plugins, Operations()).explain()
 
-    def _choose(self, options: Mapping[str, Any]) -> None:
-        self.plugins: list[Plugin] = Selection(discover(), self._listed, {**self._options, **options}).live
-        Manager(self.plugins, Operations())  # for what it refuses
+    def _chosen(self, options: Mapping[str, Any]) -> list[Plugin]:
+        live = Selection(discover(), self._listed, {**self._options, **options}).live
+        Manager(live, Operations())  # for what it refuses
+        return live
 
     def _loop(
         self,
@@ -135,9 +139,7 @@ class Trainer(Familiar):
         sources: Mapping[str, Callable[[], Any] | None],
         options: Mapping[str, Any],
     ) -> Loop:
-        if options:
-            self._choose(options)
-        manager = Manager(self.plugins, Operations())
+        manager = Manager(self._chosen(options) if options else self.plugins, Operations())
         self.loop = Loop(module, manager.hook, manager.plugins, stage)
         self.loop.trainer = self
         self.loop.eval_sources = {name: source for name, source in sources.items() if source is not None}

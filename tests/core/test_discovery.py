@@ -168,7 +168,7 @@ def test_who_is_left_out_is_not_imported(site):
         Selection(found, ["mid"], {})
     assert Selection(found, ["-mid"], {}).live == []
     with pytest.raises(
-        TypeError, match="'mid_size'. Plugin 'mid', which might have it, is left out by LIGHTLOOP_WITHOUT"
+        TypeError, match=r"'mid_size'. Plugin 'mid', which might have it, is left out by LIGHTLOOP_WITHOUT"
     ):
         Selection(found, [], {"mid_size": 1})
 
