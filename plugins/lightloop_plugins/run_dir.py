@@ -18,6 +18,7 @@ before_evaluation on. Whoever needs it says ``requires = ("run_dir",)``; where n
 class RunDir(Plugin):
     """Make ``<root>/<name>/version_<N>``, with the first N that is free; a resumed run goes on in its old one.
 
+    An evaluation uses the directory of the fit that the same trainer has made before, if there was one.
     Without ``root``, the environment's ``LIGHTLOOP_RUNS`` is taken, or ``runs``.
     """
 
@@ -49,7 +50,8 @@ class RunDir(Plugin):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self._resumed = self.path = None
+        if loop.stage == "fit":  # an evaluation by the same trainer belongs to its last fit
+            self._resumed = self.path = None
         asking = [plugin for plugin in loop.plugins if self.name in plugin.requires]
         if not any(loop.stage == "fit" or "logger" in plugin.tags for plugin in asking):
             loop.leave_out(self)
@@ -61,7 +63,7 @@ class RunDir(Plugin):
 
     @hookimpl
     def before_evaluation(self, loop: Loop) -> None:
-        if self.path is None and loop.stage != "fit":
+        if loop.stage != "fit":
             self._claim(loop)
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,8 +78,9 @@ class RunDir(Plugin):
         self.path = loop.stash[RUN_DIR] = path
 
     def _choose(self, loop: Loop) -> Path:
-        if self.version is None and self._resumed is not None and os.path.isdir(self._resumed):
-            return Path(self._resumed)
+        known = self.path or self._resumed
+        if self.version is None and known is not None and os.path.isdir(known):
+            return Path(known)
         root = Path(self.root or os.environ.get("LIGHTLOOP_RUNS") or "runs")
         parent = root / plain(self.run_name or type(loop.module).__name__)
         parent.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,7 @@ class Logger(Plugin):
     requires = ("run_dir",)
 
     _opened = False
+    _last_step = 0
 
     def open(self, loop: Loop, directory: Path) -> None:
         """Get ready to write; a resumed run begins at a ``loop.global_step`` above 0."""
@@ -63,6 +64,8 @@ class Logger(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         self._opened = False
+        if loop.stage == "fit":
+            self._last_step = 0
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
@@ -73,7 +76,8 @@ class Logger(Plugin):
     def log_metrics(self, loop: Loop, metrics: Mapping[str, float], step: int) -> None:
         if not self._opened:
             self._open(loop)
-        self.write(metrics, step)
+        self._last_step = max(step, self._last_step)  # an evaluation by itself stands at the last step of the run
+        self.write(metrics, self._last_step)
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:

@@ -38,12 +38,11 @@ class Csv(Logger):
         self._file: TextIO | None = None
         self._columns: list[str] = []
         self._path = Path()
-        self._last_step = self._flushed = 0
+        self._flushed = 0
 
     def open(self, loop: Loop, directory: Path) -> None:
         self._path = directory / "metrics.csv"
-        self._columns, self._last_step = ["step"], 0
-        self._flushed = loop.global_step
+        self._columns, self._flushed = ["step"], loop.global_step
         if self._path.exists():
             self._go_on(loop.global_step if loop.stage == "fit" else None)
         self._append()
@@ -56,8 +55,6 @@ class Csv(Logger):
         new = [name for name in metrics if name not in self._columns]
         if new:
             self._widen(new)
-        # An evaluation by itself has no step of its own; in the file of a run it stands at the run's last.
-        self._last_step = step = max(step, self._last_step)
         assert self._file is not None
         csv.writer(self._file).writerow([{"step": step, **metrics}.get(name, "") for name in self._columns])
         if step - self._flushed >= self.flush_every or self.flush_every == 1:
@@ -79,7 +76,7 @@ class Csv(Logger):
         if len(kept) < len(rows):
             shutil.copy2(self._path, self._path.with_name(f"metrics.until_step_{rows[-1]['step']}.csv"))
             self._rewrite(kept)
-        self._last_step = int(kept[-1]["step"]) if kept else 0
+        self._last_step = int(kept[-1]["step"]) if kept else self._last_step
 
     def _widen(self, new: list[str]) -> None:
         """Add columns; the rows so far have nothing in them."""

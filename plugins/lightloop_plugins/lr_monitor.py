@@ -1,0 +1,51 @@
+"""Log the learning rates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightloop import Loop, Plugin, hookimpl, option
+
+
+class LrMonitor(Plugin):
+    """Log the learning rate that each step is made with, or each epoch begins with.
+
+    One optimizer with one parameter group logs ``lr``; several optimizers ``lr/0``, ``lr/1``; several groups the group's
+    ``name`` or number after it: ``lr/0/1``, or ``lr/1`` where there is one optimizer.
+    """
+
+    name = "lr_monitor"
+    before = ("log_every",)
+
+    per: Literal["step", "epoch"] | None = option(None, "Log them for each step or for each epoch.", flag="log_lr")
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        loop.leave_out(self, "before_epoch" if self.per != "epoch" else "before_step")
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        for index in range(len(loop.optimizers)):
+            self._log(loop, index, on_epoch=True)
+
+    @hookimpl
+    def before_step(self, loop: Loop) -> None:
+        self._log(loop, loop.optimizer_idx or 0, on_epoch=False)
+
+    def _log(self, loop: Loop, index: int, on_epoch: bool) -> None:
+        several = len(loop.optimizers) > 1
+        for name, group in zip(names(loop.optimizers[index]), loop.optimizers[index].param_groups, strict=True):
+            parts = ["lr", *([str(index)] if several else []), *([name] if name else [])]
+            rate = (
+                group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            )  # schedules change it in place
+            loop.log("/".join(parts), rate, on_epoch=on_epoch, reduce="last", weight=1)
+
+
+def names(optimizer: Optimizer) -> list[str]:
+    """What tells the parameter groups apart; an empty name where there is one."""
+    groups = optimizer.param_groups
+    return [str(group.get("name", index)) for index, group in enumerate(groups)] if len(groups) > 1 else [""]
