@@ -27,7 +27,7 @@ class Schedule:
     monitor: str | None = None
     """The metric that is passed to ``step(metric)``, as ReduceLROnPlateau wants."""
     strict: bool = True
-    """Whether a monitored metric that does not exist when a step is due is an error; if not, it is one warning."""
+    """Whether a monitored metric without a new value when a step is due is an error; if not, it is one warning."""
     name: str | None = None
 
 
