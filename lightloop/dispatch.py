@@ -38,6 +38,13 @@ class Relay(Hooks):
         self._left.append((plugin, hooks))
         self.rebuild(self._watch)
 
+    def answering(self, name: str) -> list[Any]:
+        """The plugins that are asked in operation ``name`` before the loop's own answer, wrappers aside."""
+        impls = getattr(self._manager.hook, name).get_hookimpls()[::-1]
+        return [
+            i.plugin for i in impls if not i.wrapper and i.plugin_name != OWN and not self._has_left(i.plugin, name)
+        ]
+
     def rebuild(self, watch: Watch | None = None) -> None:
         """Compile every hook again: after plugins were registered or taken out, or to have each call watched."""
         self._watch = watch

@@ -1,0 +1,207 @@
+"""Let training_step go backward and step by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightloop import Key, Loop, Plugin, frozen, hookimpl, needs_closure, option, parameters_of
+
+
+class Manual:
+    """What a training_step that optimizes by itself may ask for by the argument ``manual``."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._holds = [False] * len(loop.optimizers)
+        self._counted: set[int] = set()
+        self._round: set[int] = set()
+        self._round_step = 0
+        self._inside = 0
+        """How deep in steps we are: those that the loop takes itself, or that one step calls, are not for us to see."""
+        self._applied = True
+
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
+        """Add the gradient of ``loss`` to the window of ``optimizer``, scaled as precision asks.
+
+        The window's gradient is the mean over its batches; several losses of one batch add up. A plain
+        ``loss.backward()`` works as well; its gradient is then stepped with just as it is.
+        """
+        loop = self._loop
+        index = self._index(optimizer)
+        loop.select(index)
+        window = loop.window
+        loop.loss, loop.weight = loss, None
+        loop.seed = None if window.planned == 1 else torch.full_like(loss, 1 / window.planned, requires_grad=False)
+        loop.hook.before_backward(loop=loop)
+        if loop.hook.backward(loop=loop):
+            window.add(0 if index in self._counted else 1, False)
+            self._counted.add(index)
+        loop.hook.after_backward(loop=loop)
+        loop.optimizer_idx = None
+
+    def should_step(self, optimizer: Optimizer | None = None) -> bool:
+        """Whether the window of ``optimizer`` closes with this batch, as accumulate_grad_batches says."""
+        return not self._holds[self._index(optimizer)]
+
+    def step(self, optimizer: Optimizer | None = None) -> None:
+        """Step ``optimizer`` just as the loop does, with all that plugins do around it, and drop its gradients."""
+        loop = self._loop
+        loop.select(self._index(optimizer))
+        if needs_closure(loop.optimizer):
+            raise TypeError(f"{type(loop.optimizer).__name__} needs a closure: call optimizer.step(closure) instead")
+        if not loop.window.contributions:
+            loop.window.add(loop.window.planned, False)  # gradients of a plain backward: as they are
+        loop.close_window(self._next_step())
+        loop.optimizer_idx = None
+
+    @contextmanager
+    def toggled(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let the parameters that only other optimizers have require no gradient meanwhile."""
+        own = set(parameters_of(optimizer))
+        with frozen(p for other in self._loop.optimizers for p in parameters_of(other) if p not in own):
+            yield
+
+    def begin_piece(self) -> None:
+        """Ask for each optimizer whether its window stays open; forget the piece before."""
+        loop = self._loop
+        self._counted, self._round, self._inside = set(), set(), 0
+        for index in range(len(loop.optimizers)):
+            loop.select(index)
+            loop.window.batches += loop.piece_idx == 0
+            self._holds[index] = bool(loop.hook.hold_step(loop=loop))
+        loop.held, loop.optimizer_idx = bool(self._holds) and all(self._holds), None
+
+    def before_raw_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Do what comes before each step; called by torch when the user steps."""
+        self._inside += 1
+        if self._inside > 1:
+            return None
+        loop = self._loop
+        if stepping := loop.hook.answering("step"):
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step() goes past {stepping[0].label}, which takes the steps: "
+                "call manual.step(optimizer), and manual.backward(loss, optimizer) before it"
+            )
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None and not needs_closure(optimizer):  # its gradients have to be there before the step
+            loss = closure()
+            args, kwargs = args[:1], {**kwargs, "closure": lambda: loss}
+        loop.select(self._index(optimizer))
+        self._applied = loop.prepare_step()
+        if not self._applied:  # a step without gradients changes nothing
+            optimizer.zero_grad()
+        return args, kwargs
+
+    def after_raw_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Count the step and tell of it; called by torch when the user has stepped."""
+        self._inside -= 1
+        if not self._inside:
+            loop = self._loop
+            loop.select(self._index(optimizer))
+            loop.conclude_step(self._applied, self._next_step())
+            loop.window.clear()
+            loop.optimizer_idx = None
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Take no notice of steps meanwhile: the loop itself takes them."""
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    def _next_step(self) -> int:
+        index = self._loop.optimizer_idx
+        assert index is not None
+        if not self._round or index in self._round:
+            self._round, self._round_step = set(), self._loop.global_step + 1
+        self._round.add(index)
+        return self._round_step
+
+    def _index(self, optimizer: Optimizer | None) -> int:
+        optimizers = self._loop.optimizers
+        if optimizer is None and len(optimizers) == 1:
+            return 0
+        for index, own in enumerate(optimizers):
+            if own is optimizer:
+                return index
+        found = "which of them is meant" if optimizer is None else f"one of them, not {type(optimizer).__name__}"
+        raise ValueError(f"configure_optimizers returned {len(optimizers)} optimizers; say {found}")
+
+
+MANUAL: Key[Manual] = Key("manual_optimization.manual")
+"""The helper of the run, for who cannot ask for it by argument."""
+
+
+class ManualOptimization(Plugin):
+    """Run training_step alone, which goes backward and steps by itself, with all that plugins do around a step.
+
+    It is live where the module says ``automatic_optimization = False``. ``loop.optimizers`` are torch's own: their
+    ``step()`` is seen, so that gradients are clipped and measured before it, and counters, schedules and checkpoints
+    follow. ``loop.global_step`` counts rounds: what one batch steps with different optimizers is one round, and an
+    optimizer that steps again begins another; ``loop.optimizer_steps`` counts the steps of each. The argument
+    ``manual`` of training_step is a :class:`Manual`.
+    """
+
+    name = "manual_optimization"
+    before = ("strategy",)
+    after = ("optimizer_frequencies",)
+    default = True
+
+    automatic: bool = option(
+        True,
+        "False: training_step goes backward and steps by itself; so it does where the module says automatic_optimization = False.",
+        flag="automatic_optimization",
+    )
+
+    def check(self) -> None:
+        self._manual: Manual | None = None
+        self._handles: list[Any] = []
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        if loop.stage != "fit" or (self.automatic and getattr(loop.module, "automatic_optimization", True)):
+            loop.leave_out(self)
+        else:
+            loop.step_arguments["manual"] = self._get
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        if loop.frequencies:
+            raise ValueError(
+                "optimizer_frequencies have no meaning with automatic_optimization = False: training_step decides who steps"
+            )
+        self._manual = loop.stash[MANUAL] = Manual(loop)
+        for optimizer in loop.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._manual.before_raw_step))
+            self._handles.append(optimizer.register_step_post_hook(self._manual.after_raw_step))
+
+    @hookimpl(wrapper=True)
+    def select_optimizers(self, loop: Loop) -> Generator[None, Any, tuple[None]]:
+        yield
+        assert self._manual is not None
+        self._manual.begin_piece()
+        return (None,)
+
+    @hookimpl(wrapper=True)
+    def step(self, loop: Loop) -> Generator[None, Any, Any]:
+        assert self._manual is not None
+        with self._manual.unseen():
+            return (yield)
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._manual, self._handles = None, []
+
+    def _get(self, loop: Loop) -> Manual:
+        assert self._manual is not None
+        return self._manual

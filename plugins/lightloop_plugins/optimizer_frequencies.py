@@ -1,0 +1,66 @@
+"""Let several optimizers take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from lightloop import Loop, Plugin, hookimpl, option
+
+
+class OptimizerFrequencies(Plugin):
+    """Select exactly one optimizer for each window: the first for so many windows, then the second, and so on.
+
+    Turns are counted in windows over the whole run, not in batches, so that accumulation starves none; they go on
+    across epochs, and after a restart. ``loop.global_step`` counts the steps of all of them, ``loop.optimizer_steps``
+    those of each. The pieces of one batch stay together: where each of them steps, they count as one window.
+    """
+
+    name = "optimizer_frequencies"
+    default = True
+
+    frequencies: Sequence[int] | None = option(
+        None,
+        "For how many windows in turn each optimizer steps, e.g. [5, 1]; None: as configure_optimizers says by "
+        "'frequency', and if it says nothing, all of them step in each.",
+        flag="optimizer_frequencies",
+    )
+
+    def check(self) -> None:
+        given = self.frequencies
+        if given is not None and (not given or any(type(every) is not int or every < 1 for every in given)):
+            raise self.refuse("frequencies", "whole numbers from 1, one for each optimizer")
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        if self.frequencies is not None:
+            if len(self.frequencies) != len(loop.optimizers):
+                raise self.refuse("frequencies", f"one number for each of the {len(loop.optimizers)} optimizers")
+            loop.frequencies = list(self.frequencies)
+        self._ends = list(accumulate(loop.frequencies))
+        self._windows = 0
+        """How many windows were closed."""
+        self._begun = False
+        """Whether a batch has gone into the window after those."""
+        if not loop.frequencies:
+            loop.leave_out(self)
+
+    @hookimpl(wrapper=True)
+    def select_optimizers(self, loop: Loop) -> Generator[None, Any, list[int]]:
+        yield
+        if loop.piece_idx == 0:
+            if self._begun and not loop.windows[self._turn()].batches:
+                self._windows += 1
+            self._begun = True
+        return [self._turn()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"windows": self._windows, "begun": self._begun}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._windows, self._begun = state["windows"], state["begun"]
+
+    def _turn(self) -> int:
+        place = self._windows % self._ends[-1]
+        return next(index for index, end in enumerate(self._ends) if place < end)

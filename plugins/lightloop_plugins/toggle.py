@@ -1,0 +1,62 @@
+"""Keep several optimizers out of one another's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from torch import Tensor
+
+from lightloop import Loop, Plugin, frozen, hookimpl, option, parameters_of
+
+
+class Toggle(Plugin):
+    """While a piece is for one of several optimizers, let the parameters of the others alone require no gradient.
+
+    Without it, the loss of a GAN's discriminator would fill the gradients of the generator, too. The flags are put back
+    after each forward and after each backward (which runs forward again where activations are checkpointed), however
+    they end. Parameters that somebody froze stay frozen; those that several optimizers share require gradients for
+    each of them. It bows out where there is one optimizer.
+    """
+
+    name = "toggle"
+    before = ("strategy",)
+    default = True
+
+    on: bool = option(
+        True,
+        "With several optimizers, gradients are computed only for the parameters of the one that a piece is for.",
+        flag="toggle_optimizers",
+        switch=True,
+    )
+
+    def check(self) -> None:
+        self._others: list[list[Tensor]] = []
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        if len(loop.optimizers) < 2:
+            loop.leave_out(self)
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        owned = [dict.fromkeys(parameters_of(optimizer)) for optimizer in loop.optimizers]
+        every = {parameter: None for own in owned for parameter in own}
+        self._others = [[other for other in every if other not in own] for own in owned]
+
+    @hookimpl(wrapper=True)
+    def forward(self, loop: Loop) -> Generator[None, Any, Any]:
+        with frozen(self._others_of(loop)):
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def backward(self, loop: Loop) -> Generator[None, Any, Any]:
+        with frozen(self._others_of(loop)):
+            return (yield)
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._others = []
+
+    def _others_of(self, loop: Loop) -> list[Tensor]:
+        return [] if loop.optimizer_idx is None else self._others[loop.optimizer_idx]
