@@ -222,7 +222,8 @@ class Operations:
 
     @hookimpl
     def grad_norm(self, loop: Loop, norm_type: float) -> Tensor:
-        return torch.nn.utils.get_total_norm(loop.gradients, norm_type)
+        elements = [grad.coalesce().values() if grad.is_sparse else grad for grad in loop.gradients]
+        return torch.nn.utils.get_total_norm([each for each in elements if each.numel()], norm_type)
 
     @hookimpl
     def step(self, loop: Loop) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -50,11 +51,19 @@ class Window:
     """Sum of their weights; a tensor stays on its device."""
     weighted: bool = False
     """Whether somebody gave a weight, which other processes then have to know."""
+    warned: bool = False
+    """Whether it has been said that only some batches came with a weight."""
     moments: list[tuple[Any, ...]] = field(default_factory=list)
     """What a closure needs to go through the window again; kept for optimizers that call one."""
 
     def add(self, weight: Weight, weighted: bool) -> None:
         """Count a piece whose gradient has been added."""
+        if self.contributions and weighted != self.weighted and not self.warned:
+            self.warned = True
+            warnings.warn(
+                "training_step gave a weight for some batches of a window and none for others: each of those counts as 1",
+                stacklevel=2,
+            )
         self.contributions += 1
         self.weight = self.weight + weight  # type: ignore[operator]
         self.weighted = self.weighted or weighted
