@@ -14,6 +14,7 @@ from lightloop.module import Module
 from lightloop.optimizers import Schedule, Setup, frozen, needs_closure, parameters_of, read_setup
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin, option
+from lightloop.seeding import seed_everything
 from lightloop.stash import Key, Stash
 from lightloop.steps import Step, bind, bind_call, defined
 from lightloop.trainer import Result, Trainer
@@ -65,6 +66,7 @@ __all__ = [
     "remade",
     "scale_",
     "seconds_of",
+    "seed_everything",
     "size_of",
     "with_is_last",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 
 from lightloop import Loop, Plugin, hookimpl, option
 
@@ -10,10 +11,11 @@ from lightloop import Loop, Plugin, hookimpl, option
 class Duration(Plugin):
     """Bound training by epochs and by applied optimizer steps; a maximum wins over a minimum.
 
-    With minimums alone, training ends as soon as they are met. ``-1`` as a maximum is no bound.
+    With minimums alone, training ends with the epoch in which they are met. ``-1`` as a maximum is no bound.
     """
 
     name = "duration"
+    before = ("checkpoint",)
 
     max_epochs: int | None = option(
         None, "Train at most so many epochs; -1 is no bound.", flag="max_epochs", aliases=("max_nb_epochs",)
@@ -32,8 +34,9 @@ class Duration(Plugin):
             if (value := getattr(self, name)) is not None and value < lowest:
                 raise self.refuse(name, f"a whole number from {lowest}")
 
-    @hookimpl
-    def before_fit(self, loop: Loop) -> None:
+    @hookimpl(wrapper=True)
+    def before_fit(self, loop: Loop) -> Generator[None, None, None]:
+        yield  # a resumed run may have all its steps already
         self._stop_at_max(loop)
 
     @hookimpl

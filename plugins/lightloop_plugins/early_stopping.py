@@ -1,0 +1,171 @@
+"""End training when a metric has not improved for a while."""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import warnings
+from collections.abc import Generator, Mapping
+from typing import Any, Literal
+
+from lightloop import Loop, Plugin, hookimpl, option
+
+log = logging.getLogger("lightloop")
+
+
+class EarlyStopping(Plugin):
+    """Ask for the end of training after ``patience`` checks in a row without an improvement of ``monitor``.
+
+    A check is made after each validation pass, or at the end of a training epoch in which none was made, if the metric has
+    a new value. The first one sets the best score, which moves only with an improvement: a change by more than
+    ``min_delta`` in the right direction. A minimum of epochs or steps delays the end; should the metric recover while it
+    does, the request is withdrawn.
+    """
+
+    name = "early_stopping"
+    after = ("log_every", "validation")
+    before = ("checkpoint",)
+
+    monitor: str = option("val_loss", "The metric to watch.", enables=False)
+    min_delta: float = option(0.0, "Changes up to this size are no improvement.", enables=False)
+    patience: int = option(3, "End after so many checks in a row without an improvement.", enables=False)
+    verbose: bool = option(False, "Tell of each improvement through logging.", enables=False)
+    mode: Literal["min", "max", "auto"] = option(
+        "min", "What is better: less, more; auto is more where the metric's name has 'acc' in it.", enables=False
+    )
+    strict: bool = option(True, "Whether a metric that is missing when it is due is an error.", enables=False)
+    check_finite: bool = option(True, "End at once when the metric is NaN or infinite.", enables=False)
+    stopping_threshold: float | None = option(None, "End at once when the metric is better than this.", enables=False)
+    divergence_threshold: float | None = option(None, "End at once when the metric is worse than this.", enables=False)
+    check_on_train_epoch_end: bool | None = option(
+        None, "True checks at the end of training epochs only, False after validation only.", enables=False
+    )
+    callback: bool | EarlyStopping | None = option(
+        None,
+        "True ends training early, by val_loss unless something else is said; an EarlyStopping says all of it.",
+        flag="early_stop_callback",
+        aliases=("enable_early_stop",),
+        switch=True,
+    )
+
+    def check(self) -> None:
+        if self.patience < 0:
+            raise self.refuse("patience", "a whole number from 0")
+        if not self.min_delta >= 0:
+            raise self.refuse("min_delta", "a number from 0")
+        self.key = f"{self.name}:{self.monitor}"
+        self.verbose = self.verbose or self.callback is True
+        mode = self.mode
+        if mode == "auto":
+            mode = "max" if "acc" in self.monitor else "min"
+            warnings.warn(f"early_stopping: mode='auto' takes {self.monitor!r} for {mode!r}; say so", stacklevel=2)
+        self._better = operator.gt if mode == "max" else operator.lt
+        self._sign = 1 if mode == "max" else -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self.wait_count = 0
+        self.best_score = -self._sign * math.inf
+        self.last_score: float | None = None
+        self.stopped_epoch: int | None = None
+        self._reason: str | None = None
+        self._validated = self._passed = self._checked = self._warned = False
+        self._updates = 0
+
+    @hookimpl(wrapper=True)
+    def before_fit(self, loop: Loop) -> Generator[None, None, None]:
+        self._begin()
+        yield  # a resumed run now knows its scores
+        self._updates = loop.metrics.updates.get(self.monitor, 0)
+        self._ask(loop)
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        self._validated = self._checked = False
+
+    @hookimpl
+    def after_evaluation_batches(self, loop: Loop) -> None:
+        assert loop.evaluation is not None
+        if loop.stage == "fit" and not loop.evaluation.sanity:
+            self._validated = self._passed = True
+
+    @hookimpl
+    def after_evaluation(self, loop: Loop) -> None:
+        passed, self._passed = self._passed, False
+        if passed and self.check_on_train_epoch_end is not True:
+            self._look(loop, due=self.check_on_train_epoch_end is False)
+
+    @hookimpl
+    def after_epoch(self, loop: Loop) -> None:
+        if self.check_on_train_epoch_end is not False and not self._checked and loop.epoch_finished:
+            due = self.check_on_train_epoch_end is True or self._validated or "validate" not in loop.eval_sources
+            self._look(loop, due)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("wait_count", "best_score", "last_score", "stopped_epoch")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in ("wait_count", "best_score", "last_score", "stopped_epoch"):
+            setattr(self, name, state[name])
+
+    def _look(self, loop: Loop, due: bool) -> None:
+        """Check the metric if it has a new value; where it is ``due`` and there is none at all, say so."""
+        updates = loop.metrics.updates.get(self.monitor, 0)
+        if updates != self._updates:
+            self._updates, self._checked = updates, True
+            self._score(loop, float(loop.metrics.latest[self.monitor]))
+        elif due and self.monitor not in loop.metrics.latest:
+            self._say_missing(loop)
+
+    def _score(self, loop: Loop, score: float) -> None:
+        self.last_score = score
+        if self._better(score - self._sign * self.min_delta, self.best_score):
+            if self.verbose and loop.world.is_main:
+                log.info("%s improved from %s to %s", self.monitor, self.best_score, score)
+            self.best_score, self.wait_count = score, 0
+        elif math.isfinite(score) or not self.check_finite:
+            self.wait_count += 1
+        self._ask(loop)
+
+    def _ask(self, loop: Loop) -> None:
+        """Ask for the end if the last score is a reason for it, and withdraw what was asked before if it is none."""
+        reason = self._why()
+        if self._reason is not None and reason != self._reason:
+            loop.withdraw_stop(self._reason)
+        if reason is not None:
+            loop.stop(reason)
+            self.stopped_epoch = loop.epoch
+            if loop.world.is_main and reason != self._reason:
+                log.info("%s", reason)
+        else:
+            self.stopped_epoch = None
+        self._reason = reason
+
+    def _why(self) -> str | None:
+        """Why training should end by what is known now."""
+        score, name = self.last_score, self.monitor
+        if score is None:
+            return None
+        if self.check_finite and not math.isfinite(score):
+            return f"early stopping: {name} is {score}"
+        if self.stopping_threshold is not None and self._better(score, self.stopping_threshold):
+            return f"early stopping: {name} is better than {self.stopping_threshold}"
+        if self.divergence_threshold is not None and self._better(-score, -self.divergence_threshold):
+            return f"early stopping: {name} is worse than {self.divergence_threshold}"
+        if self.wait_count and self.wait_count >= self.patience:
+            return (
+                f"early stopping: {name} has not improved on {self.best_score:.6g} for {max(1, self.patience)} checks"
+            )
+        return None
+
+    def _say_missing(self, loop: Loop) -> None:
+        message = (
+            f"early stopping watches {self.monitor!r}, which has not been logged; "
+            f"logged are {', '.join(sorted(loop.metrics.latest)) or 'none'}"
+        )
+        if self.strict:
+            raise RuntimeError(f"{message}. Log it, watch another, or let it pass with strict=False")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(message, stacklevel=2)

@@ -1,0 +1,57 @@
+"""Run every part of a training script once, on a few batches, to find its errors within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from lightloop import Limited, Loop, Plugin, evaluate, hookimpl, option
+
+
+class FastDevRun(Plugin):
+    """Train on ``batches`` batches and at most as many steps, then validate on as many; test and predict likewise.
+
+    It writes nothing and stops for no metric: loggers, checkpoints and early stopping are left out, and so are limits,
+    durations, the sanity pass and the rhythm of validation, whatever they were set to.
+    """
+
+    name = "fast_dev_run"
+    tags = ("validation",)
+    before = ("accelerator", "strategy", "checkpoint")
+    displaces = (
+        "checkpoint",
+        "duration",
+        "early_stopping",
+        "limits",
+        "logger",
+        "overfit",
+        "rhythmic_validation",
+        "time_limit",
+    )
+
+    batches: bool | int = option(
+        False, "Run so many batches of everything and write nothing; True is one.", flag="fast_dev_run", switch=True
+    )
+
+    def check(self) -> None:
+        if self.batches < 0 or self.batches is False:
+            raise self.refuse("batches", "a whole number from 1, or True for one")
+        self.count = int(self.batches)
+
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loop: Loop) -> Generator[None, Any, Any]:
+        return Limited((yield), self.count)
+
+    @hookimpl
+    def epochs_remain(self, loop: Loop) -> bool:
+        return loop.epoch < 1
+
+    @hookimpl
+    def after_step(self, loop: Loop) -> None:
+        if loop.global_step >= self.count and not loop.is_last_batch:
+            loop.end_epoch(f"fast_dev_run={self.count} steps are done")
+
+    @hookimpl
+    def after_epoch(self, loop: Loop) -> None:
+        if loop.epoch_finished and "validate" in loop.eval_sources:
+            evaluate(loop, "validate")

@@ -1,0 +1,47 @@
+"""Ask for the training and validation loaders anew every so many epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightloop import Loop, Plugin, hookimpl, option
+
+
+class ReloadData(Plugin):
+    """Ask the sources of the training and validation data for new loaders before every n-th epoch, each once.
+
+    A source that is a method of the module makes new ones; a loader that was handed to ``fit`` is the same again.
+    """
+
+    name = "reload_data"
+    before = ("set_epoch",)
+
+    epochs: int | bool = option(
+        0,
+        "Ask for the loaders again every so many epochs; True is every epoch, 0 and False ask once.",
+        flag="reload_dataloaders_every_n_epochs",
+        aliases=("reload_dataloaders_every_epoch",),
+    )
+
+    def check(self) -> None:
+        if self.epochs < 1:
+            raise self.refuse("epochs", "a whole number of epochs from 1")
+        self.loaded_at = 0
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self.loaded_at = 0
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        if loop.epoch - self.loaded_at >= self.epochs:
+            self.loaded_at = loop.epoch
+            loop.reload_train_data()
+            loop.eval_loaders.pop("validate", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaded_at": self.loaded_at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loaded_at = state["loaded_at"]

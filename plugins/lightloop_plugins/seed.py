@@ -1,0 +1,118 @@
+"""Make a run repeatable: seed every generator, in the workers of DataLoaders too."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from lightloop import Loop, Plugin, hookimpl, option, remade, seed_everything
+
+
+class Seed(Plugin):
+    """Seed Python, numpy and torch when a run begins, with the same number on every rank.
+
+    In the workers of a DataLoader, whatever is random about an item is drawn from generators that are seeded by the seed,
+    the epoch and the item's index (the batch's indices, for a dataset that reads several at once); so it is new in each
+    epoch, and the same however many workers there are, whether or not they persist, and wherever a run is resumed. An
+    iterable dataset's worker is seeded once an epoch, by its number and the rank.
+    """
+
+    name = "seed"
+    before = ("accelerator", "strategy", "run_dir")
+    after = ("limits", "overfit")
+
+    seed: int | None = option(
+        None, "Seed of all random numbers, from 0 to 2**32 - 1; None leaves them as they are.", flag="seed"
+    )
+
+    def check(self) -> None:
+        if self.seed is None or not 0 <= self.seed < 2**32:
+            raise self.refuse("seed", "a whole number from 0 to 2**32 - 1")
+        self._epoch: Tensor | None = None
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        assert self.seed is not None
+        seed_everything(self.seed)
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that persist read it
+
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loop: Loop) -> Generator[None, Any, Any]:
+        loader = yield
+        if not isinstance(loader, DataLoader) or not loader.num_workers:
+            return loader
+        assert self.seed is not None
+        assert self._epoch is not None
+        return remade(loader, worker_init_fn=SeedWorker(self.seed, loop.world.rank, self._epoch, loader.worker_init_fn))
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        assert self._epoch is not None
+        self._epoch.fill_(loop.epoch)
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._epoch = None
+
+
+class SeedWorker:
+    """What a worker calls when it starts: from then on its copy of the dataset seeds itself."""
+
+    def __init__(self, seed: int, rank: int, epoch: Tensor, users: Callable[[int], None] | None) -> None:
+        self.seed, self.rank, self.epoch, self.users = seed, rank, epoch, users
+
+    def __call__(self, worker: int) -> None:
+        """Seed the worker ``worker``."""
+        self.by("worker", self.rank, worker)
+        if self.users is not None:
+            self.users(worker)
+        info = get_worker_info()
+        assert info is not None
+        kind = type(info.dataset)
+        layers: list[type] = [_Items]
+        if isinstance(info.dataset, IterableDataset):
+            layers = [_Stream]
+        elif hasattr(kind, "__getitems__"):
+            layers = [_Batches, _Items]
+        try:
+            info.dataset.__class__ = type(kind.__name__, (*layers, kind), {})
+        except TypeError:  # a list or another built-in: its items have nothing random about them
+            return
+        vars(info.dataset)["_seed"] = self
+
+    def by(self, *what: object) -> None:
+        """Seed the generators of this process by the epoch and ``what``."""
+        text = repr((self.seed, int(self.epoch), *what))
+        seed_everything(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big"))
+
+
+class _Seeded:
+    """Goes before the class of a dataset, in a worker."""
+
+    _seed: SeedWorker
+
+
+class _Items(_Seeded):
+    def __getitem__(self, index: Any) -> Any:
+        self._seed.by("item", index)
+        return super().__getitem__(index)  # type: ignore[misc]
+
+
+class _Batches(_Seeded):
+    def __getitems__(self, indices: Any) -> Any:
+        self._seed.by("items", *indices)
+        return super().__getitems__(indices)  # type: ignore[misc]
+
+
+class _Stream(_Seeded):
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        self._seed.by("worker", self._seed.rank, info.id)
+        return super().__iter__()  # type: ignore[misc]
