@@ -44,7 +44,7 @@ class Callbacks(Plugin):
 
     callbacks: Any = option((), "Objects whose methods are called at the events of a run.", flag="callbacks")
 
-    for _hook in ("before_fit", "before_backward", "after_backward", "before_step", "after_batch", "after_epoch"):
+    for _hook in ("before_fit", "before_backward", "after_backward", "after_batch", "after_epoch"):
         locals()[_hook] = hookimpl(_telling(*TRAINING[_hook]))
     for _hook in ("before_evaluation_batch", "after_evaluation_batch", "after_evaluation_batches"):
         locals()[_hook] = hookimpl(_telling_stage(*EVALUATION[_hook]))
@@ -102,6 +102,11 @@ class Callbacks(Plugin):
                 if type(answer) is int and answer == -1:
                     loop.skip_batch(f"{event} returned -1")
                     loop.end_epoch(f"{event} returned -1")
+
+    @hookimpl
+    def before_step(self, loop: Loop) -> None:
+        self._tell(loop, *TRAINING["before_step"])
+        loop.gradients = loop.find_gradients()  # some may be others now
 
     @hookimpl(wrapper=True)
     def zero_grad(self, loop: Loop) -> Generator[None, Any, Any]:
