@@ -6,7 +6,9 @@ It does nothing by itself but emit the events of :class:`lightloop.Hooks`; every
 from __future__ import annotations
 
 import math
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -277,4 +279,15 @@ def read_output(output: Any, wanted: bool = True) -> tuple[Tensor | None, Weight
             "the loss needs no gradient: it does not depend on a parameter that requires one. Look for .detach(), .item(), "
             "torch.no_grad() or frozen parameters on its way"
         )
-    return loss, weight
+    return loss, None if weight is None else _read_weight(weight)
+
+
+def _read_weight(weight: Any) -> Weight:
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        return weight.detach().reshape(())
+    if isinstance(weight, (int, float, Fraction)) and not isinstance(weight, bool) and 0 <= weight < math.inf:
+        return weight
+    found = f"a tensor of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else repr(weight)
+    raise ValueError(
+        f"the weight that training_step returns must be one number from 0, such as how many tokens were scored; it is {found}"
+    )

@@ -106,7 +106,7 @@ class Trainer(Familiar):
             )
         loop = self._loop(module, "fit", {"validate": _source(module, "validate", val)}, options)
         loop.train_source = train_source
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             self._run(loop, loop.fit)
         return Result(loop.status, loop.stop_reason, loop.epoch, loop.global_step, fetch(loop.metrics.latest))
 

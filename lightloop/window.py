@@ -74,7 +74,7 @@ class Window:
         if self.weighted and world.size > 1:
             weight = world.reduce(torch.as_tensor(_plain(weight), dtype=torch.float64), "mean")
         if isinstance(weight, Tensor):
-            return self.planned / weight
+            return torch.where(weight == 0, torch.ones_like(weight), self.planned / weight)
         return float(self.planned / weight) if weight else 1.0
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ def _recording(name: str, operation: bool) -> Any:
         self.events.append(name)
         return (yield)
 
-    return hookimpl(wrapper=True)(surround) if operation else hookimpl(tell)
+    return hookimpl(wrapper=True, tryfirst=True)(surround) if operation else hookimpl(tryfirst=True)(tell)
 
 
 class Recorder(Plugin):
