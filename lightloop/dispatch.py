@@ -38,13 +38,6 @@ class Relay(Hooks):
         self._left.append((plugin, hooks))
         self.rebuild(self._watch)
 
-    def answering(self, name: str) -> list[Any]:
-        """The plugins that are asked in operation ``name`` before the loop's own answer, wrappers aside."""
-        impls = getattr(self._manager.hook, name).get_hookimpls()[::-1]
-        return [
-            i.plugin for i in impls if not i.wrapper and i.plugin_name != OWN and not self._has_left(i.plugin, name)
-        ]
-
     def rebuild(self, watch: Watch | None = None) -> None:
         """Compile every hook again: after plugins were registered or taken out, or to have each call watched."""
         self._watch = watch
@@ -88,8 +81,9 @@ class Relay(Hooks):
             for impl in getattr(self._manager.hook, name).get_hookimpls():
                 if among is not None and not any(impl.plugin is plugin for plugin in among):
                     continue
+                function = self._watch(name, impl.plugin_name, impl.function) if self._watch else impl.function
                 try:
-                    impl.function(*({"error": error, **arguments}[argument] for argument in impl.argnames))
+                    function(*({"error": error, **arguments}[argument] for argument in impl.argnames))
                 except BaseException as raised:
                     if raised is not error:
                         blame(raised, name, impl)
