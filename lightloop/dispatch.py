@@ -36,15 +36,21 @@ class Relay(Hooks):
     def leave(self, plugin: object, *hooks: str) -> None:
         """Take ``plugin`` out of ``hooks``, or of every hook but the clean-up ones, as if it were absent from the run."""
         self._left.append((plugin, hooks))
-        self.rebuild(self._watch)
+        for caller in self._manager.get_hookcallers(plugin) or ():
+            self._rebuild(caller)
 
     def rebuild(self, watch: Watch | None = None) -> None:
         """Compile every hook again: after plugins were registered or taken out, or to have each call watched."""
         self._watch = watch
-        for name, caller in vars(self._manager.hook).items():
-            if isinstance(caller, pluggy.HookCaller) and caller.has_spec():
-                conclude = name in CLEAN_UP
-                setattr(self, name, self._concluding(name) if conclude else self._compile(name, caller, watch))
+        for caller in vars(self._manager.hook).values():
+            if isinstance(caller, pluggy.HookCaller):
+                self._rebuild(caller)
+
+    def _rebuild(self, caller: pluggy.HookCaller) -> None:
+        if caller.has_spec():
+            name = caller.name
+            conclude = name in CLEAN_UP
+            setattr(self, name, self._concluding(name) if conclude else self._compile(name, caller, self._watch))
 
     def begin(self, plugins: Sequence[object], begun: list[object], **arguments: Any) -> None:
         """Call ``setup`` of one plugin after another; ``begun`` then has those whose turn has come, a failing one too."""
