@@ -6,7 +6,6 @@ It does nothing by itself but emit the events of :class:`lightloop.Hooks`; every
 from __future__ import annotations
 
 import math
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any

@@ -339,7 +339,7 @@ def test_c5_tokens_count_as_often_as_they_are():
     assert module.w.item() == pytest.approx(1 - 10 / 110, abs=1e-6)
     for accumulate in (1, 2, 4):
         seen = []
-        watch = at("after_step")(lambda loop: seen.append(loop.metrics.take_step()))
+        watch = at("after_step")(lambda loop, seen=seen: seen.append(loop.metrics.take_step()))
         module = Tokens()
         module.w.data.fill_(1.0)
         with torch.no_grad():
