@@ -67,7 +67,7 @@ class Duration(Plugin):
             return True
         if self.max_epochs is not None:
             return epoch < self.max_epochs
-        return epoch < (self.min_epochs or 0) or steps < (self.min_steps or 0)
+        return epoch < max(1, self.min_epochs or 0) or steps < (self.min_steps or 0)
 
     def _endless(self) -> bool:
         """Whether the number of epochs has no bound of its own."""

@@ -48,8 +48,9 @@ class FastDevRun(Plugin):
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:
-        if loop.global_step >= self.count and not loop.is_last_batch:
-            loop.end_epoch(f"fast_dev_run={self.count} steps are done")
+        if loop.global_step >= self.count:
+            loop.end_epoch(reason := f"fast_dev_run={self.count} steps are done")
+            loop.skip_batch(reason)  # of a batch that is cut into pieces, the rest
 
     @hookimpl
     def after_epoch(self, loop: Loop) -> None:

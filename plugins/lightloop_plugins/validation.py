@@ -22,7 +22,7 @@ class Validation(Plugin):
 
     name = "validation"
     tags = ("rhythmic_validation",)
-    before = ("checkpoint",)
+    before = ("checkpoint", "duration", "time_limit")
     default = True
 
     interval: int | float | str | timedelta | Every = option(
@@ -72,7 +72,8 @@ class Validation(Plugin):
                 )
             if self.rhythm.only_at_epoch_end:
                 loop.leave_out(self, "after_batch")
-            if self.sanity_steps and size != 0 and loop.total_batches == 0:
+            begins = loop.total_batches == 0 and not loop.stop_reason and loop.hook.epochs_remain(loop=loop)
+            if self.sanity_steps and begins:
                 self._check_sanity(loop)
         else:
             loop.leave_out(self)
