@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from lightloop.world import World
 
+K = TypeVar("K")
 Number = int | float | Tensor
 Reduce = Literal["mean", "sum", "min", "max", "last"]
+
+REDUCES: tuple[str, ...] = get_args(Reduce)
 
 FOLD = 256
 """After so many values a running value is folded into one, so that memory stays flat."""
 
 
-@dataclass
 class Running:
     """One metric over some batches, reduced only when it is read."""
 
-    reduce: Reduce = "mean"
-    values: list[Number] = field(default_factory=list)
-    weights: list[Number] = field(default_factory=list)
+    __slots__ = ("pairs", "reduce")
+
+    def __init__(self, reduce: Reduce = "mean", pairs: Iterable[tuple[Number, Number]] = ()) -> None:
+        self.reduce: Reduce = reduce
+        self.pairs: list[tuple[Number, Number]] = list(pairs)
+        """``(value, weight)`` of each batch; no arithmetic happens before somebody asks."""
 
     def add(self, value: Number, weight: Number = 1) -> None:
-        """Take in a scalar; no arithmetic happens yet."""
-        self.values.append(value)
-        self.weights.append(weight)
-        if len(self.values) >= FOLD:
+        """Take in a scalar; many are folded into one, so that memory stays flat over an epoch."""
+        self.pairs.append((value, weight))
+        if len(self.pairs) >= FOLD:
             total, weight = self.parts()
-            self.values, self.weights = [total / weight if self.reduce == "mean" else total], [weight]
+            self.pairs = [(total / weight if self.reduce == "mean" else total, weight)]
 
     def parts(self) -> tuple[Number, Number]:
         """``(total, weight)``: the metric is their quotient for a mean, else the total alone."""
         if self.reduce == "last":
-            return self.values[-1], 1
-        values = _stack(self.values)
+            return self.pairs[-1][0], 1
+        values = _stack([value for value, _ in self.pairs])
         if self.reduce == "mean":
-            weights = _stack(self.weights, like=values)
+            weights = _stack([weight for _, weight in self.pairs], like=values)
             return _sum(_times(values, weights)), _sum(weights)
         if isinstance(values, Tensor):
             return getattr(values, self.reduce)(), 1
@@ -49,8 +52,10 @@ class Running:
 
     def value(self) -> Number:
         """The metric now; a tensor if any value was one."""
+        if len(self.pairs) == 1:
+            return self.pairs[0][0]
         total, weight = self.parts()
-        return total / weight if self.reduce == "mean" else total
+        return _mean(total, weight) if self.reduce == "mean" else total
 
 
 class Metrics:
@@ -83,14 +88,18 @@ class Metrics:
 
         Logged for both step and epoch, the epoch's metric is called ``<name>_epoch``.
         """
-        value = _scalar(name, value)
+        # The path of a scalar tensor that is logged in each batch makes as few calls as can be.
+        value = value.detach() if type(value) is Tensor and value.ndim == 0 else _scalar(name, value)
         if step:
-            self._into(self.step, name, reduce).add(value, weight)
+            running = self.step.get(name) or self._open(self.step, name, reduce)
+            running.pairs.append((value, weight))
         if epoch:
-            self._into(self.epoch, f"{name}_epoch" if step else name, reduce).add(value, weight)
+            whole = f"{name}_epoch" if step else name
+            (self.epoch.get(whole) or self._open(self.epoch, whole, reduce)).add(value, weight)
         if bar:
             self.on_bar.add(name)
-        self.put(name, value)
+        self.latest[name] = value
+        self.updates[name] = self.updates.get(name, 0) + 1
 
     def put(self, name: str, value: Number) -> None:
         """Set the latest value of a metric."""
@@ -112,21 +121,17 @@ class Metrics:
         """This rank's metrics of the step as numbers, each the mean over its window, fetched in one go."""
         return fetch({name: running.value() for name, running in self.step.items()})
 
-    def _into(self, kept: dict[str, Running], name: str, reduce: Reduce) -> Running:
-        running = kept.get(name)
-        if running is None:
-            if reduce not in get_args(Reduce):
-                raise ValueError(
-                    f"metric {name!r}: reduce must be one of {', '.join(get_args(Reduce))}; it is {reduce!r}"
-                )
-            running = kept[name] = Running(reduce)
+    def _open(self, kept: dict[str, Running], name: str, reduce: Reduce) -> Running:
+        if reduce not in REDUCES:
+            raise ValueError(f"metric {name!r}: reduce must be one of {', '.join(REDUCES)}; it is {reduce!r}")
+        running = kept[name] = Running(reduce)
         return running
 
 
-def fetch(values: Mapping[str, Number]) -> dict[str, float]:
+def fetch(values: Mapping[K, Number]) -> dict[K, float]:
     """Turn ``values`` into numbers, waiting once per device and not once per value."""
     numbers = {name: float(value) for name, value in values.items() if not isinstance(value, Tensor)}
-    devices: dict[torch.device, list[str]] = {}
+    devices: dict[torch.device, list[K]] = {}
     for name, value in values.items():
         if isinstance(value, Tensor):
             devices.setdefault(value.device, []).append(name)
@@ -140,15 +145,15 @@ def fetch(values: Mapping[str, Number]) -> dict[str, float]:
 def over_ranks(running: Mapping[str, Running], world: World) -> dict[str, float]:
     """Reduce each metric over the ranks of ``world``, means with their weights, and fetch them together."""
     parts = {name: one.parts() for name, one in running.items()}
-    totals = fetch({name: total for name, (total, _) in parts.items()})
-    weights = fetch({name: weight for name, (_, weight) in parts.items()})
+    numbers = fetch({(name, index): part for name, pair in parts.items() for index, part in enumerate(pair)})
+    totals, weights = ({name: numbers[name, index] for name in parts} for index in (0, 1))
     if world.size > 1:
         gathered = world.gather((totals, weights))
         kinds = {name: one.reduce for name, one in running.items()}
         totals = {name: _over(kinds[name], [each[name] for each, _ in gathered if name in each]) for name in totals}
         weights = {name: sum(each[name] for _, each in gathered if name in each) for name in weights}
     return {
-        name: _divide(totals[name], weights[name]) if running[name].reduce == "mean" else totals[name]
+        name: _mean(totals[name], weights[name]) if running[name].reduce == "mean" else totals[name]
         for name in running
     }
 
@@ -159,8 +164,9 @@ def _over(reduce: Reduce, values: list[float]) -> float:
     return min(values) if reduce == "min" else max(values) if reduce == "max" else sum(values)
 
 
-def _divide(total: float, weight: float) -> float:
-    return total / weight if weight else float("nan")
+def _mean(total: N, weight: N) -> N | float:
+    """The quotient; NaN where nothing has a weight."""
+    return total / weight if isinstance(weight, Tensor) or weight else math.nan
 
 
 def _scalar(name: str, value: Number) -> Number:
@@ -188,7 +194,7 @@ def _stack(values: list[Number], like: Tensor | list[Number] | None = None) -> T
     first = next((value for value in values if isinstance(value, Tensor)), None)
     if first is None:
         return values
-    kind = first.dtype if first.is_floating_point() else torch.float32
+    kind = torch.promote_types(first.dtype, torch.float32)  # sums of half precision would be coarse
     return torch.stack([torch.as_tensor(value, dtype=kind, device=first.device) for value in values])
 
 
