@@ -64,16 +64,16 @@ class ModuleHooks(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         self._forget()
+        step_end = {**ARGUMENTS, **dict.fromkeys(("output", "outputs", "batch_parts"), lambda loop: self._output)}
         arguments = {
             **ARGUMENTS,
-            **dict.fromkeys(("output", "outputs", "batch_parts"), lambda loop: self._output),
             "loss": _weighted_loss,
             "clip": lambda loop: functools.partial(loop.trainer.plugin("clip").before_step, loop),
             **dict.fromkeys(("optimizer_closure", "second_order_closure", "closure"), lambda loop: self._closure),
         }
         for name, (_, order) in OVERRIDES.items():
             if (method := defined(loop.module, name)) is not None:
-                self._calls[name] = bind_call(method, order, arguments)
+                self._calls[name] = bind_call(method, order, step_end if name.endswith("step_end") else arguments)
         wanted = {OVERRIDES[name][0] for name in self._calls}
         idle = {hook for hook, _ in OVERRIDES.values()} - wanted
         if idle:
@@ -115,7 +115,7 @@ class ModuleHooks(Plugin):
 
         @functools.wraps(plain)
         def overridden(closure: Callable[[], Any] | None = None) -> Any:
-            self._closure = closure or (lambda: loop.loss)
+            self._closure = closure or (lambda: loop.loss.detach())  # type: ignore[union-attr]
             vars(optimizer)["step"] = counted
             return self._calls["optimizer_step"](loop)
 
