@@ -2,5 +2,6 @@
 
 from lightloop.testing.models import Probe, TinyClassifier, classification_batches, probe_batches
 from lightloop.testing.recorder import Recorder
+from lightloop.testing.syncs import Sync, count_syncs
 
-__all__ = ["Probe", "Recorder", "TinyClassifier", "classification_batches", "probe_batches"]
+__all__ = ["Probe", "Recorder", "Sync", "TinyClassifier", "classification_batches", "count_syncs", "probe_batches"]
