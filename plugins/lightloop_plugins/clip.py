@@ -7,17 +7,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightloop import Key, Loop, Plugin, hookimpl, needs_closure, option
-
-CLIPPED_NORM: Key[Tensor] = Key("clip.norm")
-"""The total 2-norm of the stepping optimizer's gradients after clipping by norm; a scalar on their device."""
+from lightloop import Loop, Plugin, hookimpl, needs_closure, option, parameters_of
 
 
 class Clip(Plugin):
-    """Keep the gradients of the stepping optimizer small.
+    """Keep the gradients of the stepping optimizer small; those of other optimizers are left alone.
 
-    By norm, they are scaled down together until their total 2-norm is at most ``limit`` (Pascanu et al. 2013); by
-    value, each element is cut to ``[-limit, limit]``.
+    * ``norm``: all are scaled down together until their total 2-norm is at most ``limit`` (Pascanu et al. 2013). The
+      norm is the one that ``loop.grad_norm(2.0)`` tells everybody; it is logged as ``grad_norm``, and what is left of
+      it as ``grad_norm_clipped``.
+    * ``value``: each element is cut to ``[-limit, limit]``.
+    * ``adaptive``: each unit's gradient is scaled down until its 2-norm is at most ``limit`` times the 2-norm of the
+      unit's weights, which counts as ``eps`` where it is less (Brock et al. 2021, arXiv:2102.06171). A unit is one
+      index of a parameter's first axis: an output of a Linear or a convolution, a row of an embedding; a parameter of
+      one axis or none is one unit. (In a transposed convolution the first axis is the inputs'.)
+
+    Norm and value give what ``torch.nn.utils.clip_grad_norm_`` and ``clip_grad_value_`` give, bit for bit, save that a
+    gradient whose norm is not finite is left as it is: scaling by such a norm would turn the finite gradients beside it
+    into 0 or NaN. The ``nonfinite`` plugin says what becomes of them. Nothing is read back from the device.
     """
 
     name = "clip"
@@ -25,17 +32,26 @@ class Clip(Plugin):
 
     limit: float | None = option(
         None,
-        "Largest total norm, or largest absolute value, that gradients may have; None and 0 are off.",
+        "Largest total norm, absolute value, or ratio of norms that gradients may have; None and 0 are off.",
         flag="gradient_clip_val",
+        switch=True,
         aliases=("gradient_clip",),
     )
-    algorithm: Literal["norm", "value"] = option(
-        "norm", "What is limited: the total norm, or each value.", flag="gradient_clip_algorithm", enables=False
+    algorithm: Literal["norm", "value", "adaptive"] = option(
+        "norm",
+        "What is limited: the total norm, each value, or each unit's norm relative to that of its weights.",
+        flag="gradient_clip_algorithm",
+        enables=False,
+    )
+    eps: float = option(
+        1e-3, "Adaptive: the least norm that a unit's weights count as.", flag="gradient_clip_eps", enables=False
     )
 
     def check(self) -> None:
         if self.limit is None or not self.limit > 0:
             raise self.refuse("limit", "a number above 0")
+        if not self.eps > 0:
+            raise self.refuse("eps", "a number above 0")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
@@ -49,11 +65,56 @@ class Clip(Plugin):
     @hookimpl
     def before_step(self, loop: Loop) -> None:
         assert self.limit is not None
-        if self.algorithm == "value":
-            torch._foreach_clamp_min_(loop.gradients, -self.limit)
-            torch._foreach_clamp_max_(loop.gradients, self.limit)
-            return
-        norm = loop.grad_norm(2.0)
-        factor = (self.limit / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(loop.gradients, factor)
-        loop.stash[CLIPPED_NORM] = norm * factor
+        parameters = [parameter for parameter in parameters_of(loop.optimizer) if parameter.grad is not None]
+        if self.algorithm == "norm":
+            norm = loop.grad_norm(2.0)
+            finite = norm.isfinite()
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.limit, torch.where(finite, norm, 0.0))
+            self._log(loop, norm, torch.where(finite, norm * (self.limit / (norm + 1e-6)).clamp(max=1.0), norm))
+        elif self.algorithm == "value":
+            if dense := [parameter for parameter in parameters if not _sparse(parameter)]:
+                torch.nn.utils.clip_grad_value_(dense, self.limit)
+            for parameter in filter(_sparse, parameters):
+                clip_sparse_values(parameter, self.limit)
+        else:
+            for parameter in parameters:
+                clip_units(parameter, self.limit, self.eps)
+
+    def _log(self, loop: Loop, norm: Tensor, clipped: Tensor) -> None:
+        suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.optimizers) > 1 else ""
+        loop.log(f"grad_norm{suffix}", norm, reduce="last")
+        loop.log(f"grad_norm_clipped{suffix}", clipped, reduce="last")
+
+
+@torch.no_grad()
+def clip_sparse_values(parameter: Tensor, limit: float) -> None:
+    """Cut each element of a sparse gradient to ``[-limit, limit]``, which torch does for dense ones alone."""
+    assert parameter.grad is not None
+    whole = parameter.grad.coalesce()  # an index that occurs twice stands for the sum of its values
+    whole.values().clamp_(-limit, limit)
+    parameter.grad.copy_(whole)
+
+
+@torch.no_grad()
+def clip_units(parameter: Tensor, limit: float, eps: float) -> None:
+    """Scale each unit's gradient down to ``limit`` times the norm of its weights."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.is_sparse:
+        whole = gradient.coalesce()
+        values = whole.values()
+        values.mul_(_factor(values, parameter[whole.indices()[0]], limit, eps))
+        gradient.copy_(whole)
+    else:
+        gradient.mul_(_factor(gradient, parameter, limit, eps))
+
+
+def _factor(gradient: Tensor, weight: Tensor, limit: float, eps: float) -> Tensor:
+    axes = tuple(range(1, weight.ndim)) or None
+    most = torch.linalg.vector_norm(weight, dim=axes, keepdim=True).clamp(min=eps) * limit
+    norm = torch.linalg.vector_norm(gradient, dim=axes, keepdim=True)
+    return torch.where(norm.isfinite() & (norm > most), most / norm, 1.0)
+
+
+def _sparse(parameter: Tensor) -> bool:
+    return parameter.grad is not None and parameter.grad.is_sparse

@@ -1,0 +1,90 @@
+"""Log the norm of the gradients at each optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from lightloop import Loop, Plugin, hookimpl, option, parameters_of
+
+
+class GradNorm(Plugin):
+    """Log the p-norm of the stepping optimizer's gradients, in total and for each parameter.
+
+    They are measured when the gradients are whole and unscaled and before they are clipped, and logged once for each
+    step that was applied: by default as ``grad_2.0_norm_total`` and ``grad_2.0_norm_<parameter>``. What clipping leaves
+    of them is ``…_clipped``. With several optimizers, each one's keys end in ``/optimizer_<index>``. The total is the
+    norm that clipping uses, over all ranks; a parameter's is that of the part which this process holds. Nothing is read
+    back from the device.
+    """
+
+    name = "grad_norm"
+    after = ("strategy", "precision")
+    before = ("clip", "nonfinite", "nonfinite_async", "terminate_on_nan")
+
+    norm_type: float | str = option(
+        -1, "The p of the norm, any number above 0 or 'inf'; -1 is off.", flag="track_grad_norm"
+    )
+    per_parameter: bool = option(True, "Whether to log each parameter's norm beside the total.", enables=False)
+    clipped: bool = option(False, "Whether to measure again, at a second pass, after clipping.", enables=False)
+    key: str = option("grad_{p}_norm_{name}", "How a metric is called; the total's name is 'total'.", enables=False)
+
+    def check(self) -> None:
+        if isinstance(self.norm_type, str) and self.norm_type != "inf":
+            raise self.refuse("norm_type", "a number above 0, or 'inf'; -1 is off")
+        self.p = float(self.norm_type)
+        if not self.p > 0:
+            raise self.refuse("norm_type", "a number above 0, or 'inf'; -1 is off")
+        try:
+            keys = {self.key.format(p=self.p, name=name) for name in "ab"}
+        except (KeyError, IndexError, ValueError):
+            keys = set()
+        if len(keys) < 2:
+            raise self.refuse("key", "a text with {name} in it, and perhaps {p}")
+        self._names: dict[int, str] = {}
+        self._before: dict[str, Tensor] = {}
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self._names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
+
+    @hookimpl
+    def before_step(self, loop: Loop) -> None:
+        self._before = self._measure(loop, loop.grad_norm(self.p))
+
+    @hookimpl(wrapper=True)
+    def step(self, loop: Loop) -> Generator[None, bool | None, bool | None]:
+        norms, self._before = self._before, {}
+        if self.clipped:
+            total = loop.hook.grad_norm(loop=loop, norm_type=self.p)
+            assert total is not None
+            norms |= {f"{name}_clipped": norm for name, norm in self._measure(loop, total).items()}
+        applied = yield
+        if applied:
+            suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.optimizers) > 1 else ""
+            for name, norm in norms.items():
+                loop.log(name + suffix, norm)
+        return applied
+
+    def _measure(self, loop: Loop, total: Tensor) -> dict[str, Tensor]:
+        norms = {self._called("total"): total}
+        if self.per_parameter:
+            named = {
+                self._called(self._names.get(id(parameter), f"unnamed_{index}")): _elements(parameter.grad)
+                for index, parameter in enumerate(parameters_of(loop.optimizer))
+                if parameter.grad is not None
+            }
+            named = {name: gradient for name, gradient in named.items() if gradient.numel()}
+            norms |= zip(named, torch._foreach_norm(list(named.values()), self.p) if named else (), strict=True)
+        return norms
+
+    def _called(self, name: str) -> str:
+        return self.key.format(p="inf" if math.isinf(self.p) else self.p, name=name)
+
+
+def _elements(gradient: Tensor) -> Tensor:
+    """The values of which the norm is taken; those of a sparse gradient with each index once."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -1,0 +1,205 @@
+"""Decide what becomes of training when a loss, gradient or parameter is NaN or infinite."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightloop import Loop, Plugin, hookimpl, option, parameters_of
+
+WATCHED = ("loss", "grad", "param")
+
+
+class Nonfinite(Plugin):
+    """Watch for values that are not finite, and act.
+
+    The loss is looked at after forward, the gradients before the step, the parameters after it. On an event:
+
+    * ``warn``: say so and go on.
+    * ``skip_step``: the window's gradient is dropped, the step not taken.
+    * ``drop_batch``: a loss leaves its batch out of the window, which goes on without it; a gradient that only shows
+      when the window is whole skips the step.
+    * ``rewind``: the batch or window is dropped, and module, optimizers and schedules go back to a copy that was taken
+      at most ``keep_every`` steps before, when all parameters were finite; training goes on with the next data. Counters
+      go on as well, and other plugins keep their state. The parameters are always watched, and a step that spoils one
+      is undone at once and does not count.
+    * ``stop``: the batch or window is dropped, and training asked to stop.
+
+    Each look waits for the device, once per batch for the loss and once per step for the gradients, whose norm it
+    shares with clipping, and for the parameters; ``nonfinite_async`` never waits. What one rank finds, all act on. A step
+    that somebody has called off already, such as the loss scaler of ``16-mixed``, is no event. Events are warned of, and
+    logged as ``nonfinite_events``, their number so far.
+    """
+
+    name = "nonfinite"
+    after = ("strategy", "precision", "grad_norm")
+    before = ("clip",)
+    conflicts = ("nonfinite_async",)
+
+    action: Literal["warn", "skip_step", "drop_batch", "rewind", "stop"] | None = option(
+        None, "What to do about a value that is NaN or infinite; None is nothing.", flag="nonfinite"
+    )
+    watch: Sequence[str] = option(
+        ("loss", "grad"), "What is watched: any of 'loss', 'grad' and 'param'.", enables=False
+    )
+    limit: int | None = option(
+        None, "Ask training to stop at so many events with no clean step between them.", enables=False
+    )
+    keep_every: int = option(1, "Rewind: take a copy of the good state every so many steps.", enables=False)
+
+    def check(self) -> None:
+        if self.action is None:
+            raise self.refuse("action", "one of warn, skip_step, drop_batch, rewind, stop")
+        if isinstance(self.watch, str) or not self.watch or not set(self.watch) <= set(WATCHED):
+            raise self.refuse("watch", f"a list of some of {', '.join(WATCHED)}")
+        if "param" in self.watch and self.action in ("skip_step", "drop_batch"):
+            raise self.refuse(
+                "watch", f"without 'param', which shows after the step, when {self.action} comes too late"
+            )
+        for name in ("limit", "keep_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise self.refuse(name, "a whole number from 1")
+        self._begin(1)
+
+    def _begin(self, optimizers: int) -> None:
+        self.events = 0
+        self._in_a_row = [0] * optimizers
+        self._dirty: set[int] = set()  # optimizers in whose open window there was an event
+        self._good: list[Any] | None = None
+        self._steps = 0  # applied since the copy was taken
+        self._rewinding = False
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self._begin(len(loop.optimizers))
+        watch = {*self.watch, *(["param"] if self.action == "rewind" else [])}
+        for watched, hook in zip(WATCHED, ("after_forward", "before_step", "step"), strict=True):
+            if watched not in watch and not (watched == "grad" and self.action == "skip_step"):
+                loop.leave_out(self, hook)
+        if self.action != "rewind":
+            loop.leave_out(self, "before_batch", "after_batch", "after_epoch")
+
+    @hookimpl
+    def before_batch(self, loop: Loop) -> None:
+        if self._good is None or self._steps >= self.keep_every:
+            self._good, self._steps = copy.deepcopy([part.state_dict() for part in _parts(loop)]), 0
+
+    @hookimpl
+    def after_forward(self, loop: Loop) -> None:
+        loss = loop.loss
+        if loop.replaying or loop.optimizer_idx is None:
+            return
+        bad = loss is not None and not loss.isfinite().all()
+        found = self._event(loop, f"the loss is {loss.item()}" if loss is not None and bad else None)
+        if found and self.action not in ("warn", "skip_step"):
+            loop.loss = None
+            if not loop.held and not loop.window.contributions:  # the window closes empty, and no hook will tell
+                self._dirty.discard(loop.optimizer_idx)
+
+    @hookimpl
+    def before_step(self, loop: Loop) -> None:
+        found = loop.optimizer_idx in self._dirty and self.action in ("warn", "skip_step")
+        if not found:
+            bad = "grad" in self.watch and not loop.grad_norm(2.0).isfinite() and loop.skip_step_reason is None
+            found = self._event(loop, _name(_gradients(loop), "the gradient of") if bad else None)
+        if found and self.action != "warn":
+            loop.skip_step("something in its window was not finite")
+
+    @hookimpl(wrapper=True)
+    def step(self, loop: Loop) -> Generator[None, bool | None, bool | None]:
+        applied = yield
+        parameters = [parameter.detach() for parameter in loop.module.parameters()]
+        bad = applied and not torch.nn.utils.get_total_norm(parameters).isfinite()
+        found = self._event(loop, _name(loop.module.named_parameters(), "the parameter") if bad else None)
+        if found and self.action == "rewind":
+            self._restore(loop)
+            return False
+        return applied
+
+    @hookimpl
+    def after_step(self, loop: Loop) -> None:
+        index = loop.optimizer_idx or 0
+        self._steps += 1
+        if index not in self._dirty:
+            self._in_a_row[index] = 0
+        self._dirty.discard(index)
+
+    @hookimpl
+    def on_step_skipped(self, loop: Loop) -> None:
+        self._dirty.discard(loop.optimizer_idx or 0)
+
+    @hookimpl
+    def after_batch(self, loop: Loop) -> None:
+        if not self._rewinding:
+            return
+        self._restore(loop)
+        current = loop.optimizer_idx
+        for index, window in enumerate(loop.windows):
+            loop.select(index)
+            loop.hook.zero_grad(loop=loop)
+            window.clear()
+        if current is not None:
+            loop.select(current)
+        self._rewinding = False
+        self._dirty.clear()
+
+    @hookimpl
+    def after_epoch(self, loop: Loop) -> None:
+        self.after_batch(loop)
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._good = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"events": self.events, "in_a_row": list(self._in_a_row)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.events, self._in_a_row = state["events"], list(state["in_a_row"])
+
+    def _event(self, loop: Loop, found: str | None) -> bool:
+        """Count and tell what any rank has found; whether one has."""
+        (found,) = loop.world.agree(f"{found} at {loop.place()}" if found else None)
+        if found is None:
+            return False
+        index = loop.optimizer_idx or 0
+        self.events += 1
+        self._in_a_row[index] += 1
+        self._dirty.add(index)
+        self._rewinding = self.action == "rewind"
+        loop.log("nonfinite_events", self.events, reduce="last")
+        warnings.warn(f"nonfinite: {found} (counted from 0); what is done: {self.action}", stacklevel=2)
+        if self.action == "stop":
+            loop.stop(f"{found} (nonfinite)")
+        elif self.limit is not None and self._in_a_row[index] >= self.limit:
+            loop.stop(f"{self.limit} values in a row were not finite, the last: {found} (nonfinite_limit)")
+        return True
+
+    def _restore(self, loop: Loop) -> None:
+        for part, state in zip(_parts(loop), copy.deepcopy(self._good or []), strict=True):
+            part.load_state_dict(state)
+
+
+def _parts(loop: Loop) -> list[Any]:
+    return [loop.module, *loop.optimizers, *(schedule.scheduler for schedule in loop.schedules)]
+
+
+def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
+    names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
+    for parameter in parameters_of(loop.optimizer):
+        if (gradient := parameter.grad) is not None:
+            name = names.get(id(parameter), "a parameter that is not the module's")
+            yield name, gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _name(named: Iterable[tuple[str, Tensor]], what: str) -> str | None:
+    """Which tensor is not finite; None where the norm alone was too large for its type."""
+    for name, tensor in named:
+        if not tensor.isfinite().all():
+            return f"{what} {name} has {'NaN' if tensor.isnan().any() else 'infinity'} in it"
+    return None

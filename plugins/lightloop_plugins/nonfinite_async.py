@@ -1,0 +1,116 @@
+"""Keep gradients that are not finite away from the parameters, without ever waiting for the device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightloop import Loop, Plugin, hookimpl, option
+
+
+class NonfiniteAsync(Plugin):
+    """Watch the norm of the gradients on their device, and act there.
+
+    What it promises, on an event, which is a gradient norm of NaN or infinity:
+
+    * ``zero``: the gradients of the step are replaced by zeros on all ranks, so that nothing of them reaches a
+      parameter. The step is still taken and counted, since nobody knows yet: momentum goes on moving and weight decay
+      decaying. (``nonfinite`` calls the step off altogether, and waits for the device to know.)
+    * ``stop``: the same, and training is asked to stop when the event becomes known.
+    * ``warn``: the gradients are left as they are.
+
+    Every ``every`` windows the number of events is sent to the host, and looked at on arrival, at a later step: an event
+    is warned of, and stops training, between 1 and some more than ``every`` steps after it happened, and events of the
+    last windows of a run may go unsaid. The device is not waited for, save one that has no events to ask (XLA), once
+    per look. ``nonfinite_events``, the number so far, is logged at each step. The norm is shared with clipping.
+    """
+
+    name = "nonfinite_async"
+    after = ("strategy", "precision", "grad_norm")
+    before = ("clip",)
+
+    action: Literal["warn", "zero", "stop"] | None = option(
+        None,
+        "What to do, without waiting, about gradients of NaN or infinity; None is nothing.",
+        flag="nonfinite_async",
+    )
+    limit: int | None = option(None, "Ask training to stop at so many events in consecutive windows.", enables=False)
+    every: int = option(50, "Look at the number of events every so many windows.", enables=False)
+
+    def check(self) -> None:
+        if self.action is None:
+            raise self.refuse("action", "one of warn, zero, stop")
+        for name in ("limit", "every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise self.refuse(name, "a whole number from 1")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts: Tensor | None = None
+        """Events in all, in a row until now, and the most in a row, on the device."""
+        self._windows = 0
+        self._sent: tuple[Tensor, torch.Event | None] | None = None
+        self._known = 0
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self._begin()
+
+    @hookimpl
+    def before_step(self, loop: Loop) -> None:
+        norm = loop.grad_norm(2.0)
+        bad = loop.world.reduce((~norm.isfinite()).to(torch.int64), "max")
+        counts = torch.zeros(3, dtype=torch.int64) if self._counts is None else self._counts
+        events, in_a_row, most = counts.to(bad.device, non_blocking=True).unbind()
+        in_a_row = (in_a_row + 1) * bad
+        self._counts = torch.stack([events + bad, in_a_row, torch.maximum(most, in_a_row)])
+        loop.log("nonfinite_events", self._counts[0], reduce="last")
+        if self.action != "warn":
+            for gradient in loop.gradients:
+                values = gradient._values() if gradient.is_sparse else gradient
+                values.masked_fill_(bad.to(values.device, torch.bool), 0)
+        self._look(loop)
+
+    def _look(self, loop: Loop) -> None:
+        self._windows += 1
+        if self._sent is not None:
+            counts, arrived = self._sent
+            if arrived is None or arrived.query():
+                self._sent = None
+                self._tell(loop, *counts.tolist())
+        elif self._windows % self.every == 0 and self._counts is not None:
+            self._sent = self._counts.to("cpu", non_blocking=True), _event_on(self._counts.device)
+
+    def _tell(self, loop: Loop, events: int, in_a_row: int, most: int) -> None:
+        if events > self._known:
+            found = f"{events - self._known} of the last steps had gradients of NaN or infinity"
+            self._known = events
+            warnings.warn(f"nonfinite_async: {found}; what was done: {self.action}", stacklevel=2)
+            if self.action == "stop":
+                loop.stop(f"{found} (nonfinite_async)")
+            elif self.limit is not None and most >= self.limit:
+                loop.stop(f"{most} steps in a row had gradients of NaN or infinity (nonfinite_async_limit)")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._counts is None else {"counts": self._counts, "known": self._known}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._counts, self._known = state.get("counts"), state.get("known", 0)
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._sent = None
+
+
+def _event_on(device: torch.device) -> torch.Event | None:
+    """A mark in the device's queue that can be asked whether it has been passed; None where there is no such thing."""
+    try:
+        event = torch.Event(device)
+    except RuntimeError:
+        return None
+    event.record()
+    return event

@@ -1,0 +1,79 @@
+"""End training with an error at the first value that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lightloop import Loop, Plugin, hookimpl, option, parameters_of
+
+CHECKS = ("loss", "grad", "param")
+
+
+class TerminateOnNan(Plugin):
+    """Raise ValueError when NaN or infinity turns up, naming epoch, batch and parameter.
+
+    The loss is checked before backward, the gradients before the step, which is then not taken, and the parameters
+    after it. Gradients of a step that somebody has called off already, such as the loss scaler's of ``16-mixed``, are
+    not checked. Each check waits for the device; the gradients' shares the norm with clipping. All ranks raise together.
+    """
+
+    name = "terminate_on_nan"
+    after = ("strategy", "precision", "grad_norm", "nonfinite")
+    before = ("clip",)
+
+    on: bool = option(
+        False, "Whether a loss, gradient or parameter that is NaN or infinite is an error.", flag="terminate_on_nan",
+        switch=True,
+    )  # fmt: skip
+    checks: Sequence[str] = option(CHECKS, "What is checked: any of 'loss', 'grad' and 'param'.", enables=False)
+
+    def check(self) -> None:
+        if isinstance(self.checks, str) or not self.checks or not set(self.checks) <= set(CHECKS):
+            raise self.refuse("checks", f"a list of some of {', '.join(CHECKS)}")
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        for check, hook in zip(CHECKS, ("after_forward", "before_step", "after_step"), strict=True):
+            if check not in self.checks:
+                loop.leave_out(self, hook)
+
+    @hookimpl
+    def after_forward(self, loop: Loop) -> None:
+        loss = loop.loss
+        bad = loss is not None and not loss.isfinite().all()
+        self._end(loop, f"the loss is {loss.item()}" if loss is not None and bad else None)
+
+    @hookimpl
+    def before_step(self, loop: Loop) -> None:
+        bad = not loop.grad_norm(2.0).isfinite() and loop.skip_step_reason is None
+        self._end(loop, _first(_gradients(loop), "the gradient of") if bad else None)
+
+    @hookimpl
+    def after_step(self, loop: Loop) -> None:
+        parameters = [parameter.detach() for parameter in loop.module.parameters()]
+        bad = not torch.nn.utils.get_total_norm(parameters).isfinite()
+        self._end(loop, _first(loop.module.named_parameters(), "after the step, the parameter") if bad else None)
+
+    def _end(self, loop: Loop, found: str | None) -> None:
+        (found,) = loop.world.agree(f"{found} at {loop.place()}" if found else None)
+        if found:
+            raise ValueError(f"terminate_on_nan: {found} (epochs and batches counted from 0)")
+
+
+def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
+    names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
+    for parameter in parameters_of(loop.optimizer):
+        if (gradient := parameter.grad) is not None:
+            name = names.get(id(parameter), "a parameter that is not the module's")
+            yield name, gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _first(named: Iterable[tuple[str, Tensor]], what: str) -> str | None:
+    """Which tensor is not finite; None where the norm alone was too large for its type."""
+    for name, tensor in named:
+        if not tensor.isfinite().all():
+            return f"{what} {name} has {'NaN' if tensor.isnan().any() else 'infinity'} in it"
+    return None
