@@ -83,11 +83,6 @@ class Manual:
         if self._inside > 1:
             return None
         loop = self._loop
-        if stepping := loop.hook.answering("step"):
-            raise RuntimeError(
-                f"{type(optimizer).__name__}.step() goes past {stepping[0].label}, which takes the steps: "
-                "call manual.step(optimizer), and manual.backward(loss, optimizer) before it"
-            )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None and not needs_closure(optimizer):  # its gradients have to be there before the step
             loss = closure()
