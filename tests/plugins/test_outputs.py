@@ -136,12 +136,12 @@ def test_a_returned_mapping_is_logged_for_the_epoch():
             return {"log": {"mean": sum(output["loss"] for output in outputs) / len(outputs)}, "seen": len(outputs)}
 
     steps = []
-    result = fit(Ends(), 2, max_epochs=2, callbacks=[Hears()])[1]
+
     class Hears(Callback):
         def on_train_epoch_end(self, trainer, module):
             steps.append((trainer.callback_metrics["mean"], trainer.callback_metrics["seen"], trainer.global_step))
 
-    user, result = fit(Ends(), 2, max_epochs=2, callbacks=[Hears()])
+    result = fit(Ends(), 2, max_epochs=2, callbacks=[Hears()])[1]
     assert steps == [(-1.0, 2.0, 2), (-5.5, 2.0, 4)]
     assert (result.metrics["mean"], result.global_step) == (-5.5, 4)
 
