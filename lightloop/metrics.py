@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeVar, get_args
 
@@ -12,6 +13,7 @@ from lightloop.world import World
 
 K = TypeVar("K")
 Number = int | float | Tensor
+N = TypeVar("N", float, Number)
 Reduce = Literal["mean", "sum", "min", "max", "last"]
 
 REDUCES: tuple[str, ...] = get_args(Reduce)
@@ -35,7 +37,7 @@ class Running:
         self.pairs.append((value, weight))
         if len(self.pairs) >= FOLD:
             total, weight = self.parts()
-            self.pairs = [(total / weight if self.reduce == "mean" else total, weight)]
+            self.pairs = [(_mean(total, weight) if self.reduce == "mean" else total, weight)]
 
     def parts(self) -> tuple[Number, Number]:
         """``(total, weight)``: the metric is their quotient for a mean, else the total alone."""
@@ -164,7 +166,7 @@ def _over(reduce: Reduce, values: list[float]) -> float:
     return min(values) if reduce == "min" else max(values) if reduce == "max" else sum(values)
 
 
-def _mean(total: N, weight: N) -> N | float:
+def _mean(total: N, weight: N) -> N:
     """The quotient; NaN where nothing has a weight."""
     return total / weight if isinstance(weight, Tensor) or weight else math.nan
 
