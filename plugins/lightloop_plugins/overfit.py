@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from lightloop import Limited, Loop, Plugin, hookimpl, option, remade, size_of
 
@@ -79,9 +79,9 @@ class Kept:
 
 
 def _is_plain(loader: object) -> bool:
-    """Whether it is a DataLoader that reads a dataset by index in batches of torch's own making."""
+    """Whether it is a DataLoader that reads a dataset by index, in no batches but those that torch makes by itself."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
-        and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
+        and (loader.batch_size is not None or loader.batch_sampler is None)
     )
