@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -103,8 +103,11 @@ class Familiar:
 
     @property
     def callback_metrics(self) -> dict[str, float]:
-        """The latest value of every metric of the latest run, as numbers."""
-        return fetch(self.loop.metrics.latest) if self.loop else {}
+        """The latest value of every metric of the latest run, as numbers; those of an epoch are means so far."""
+        if self.loop is None:
+            return {}
+        metrics = self.loop.metrics
+        return fetch({**metrics.latest, **{name: running.value() for name, running in metrics.epoch.items()}})
 
     @property
     def logged_metrics(self) -> dict[str, float]:
@@ -114,10 +117,8 @@ class Familiar:
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """The latest value of the metrics that are shown on progress bars, as numbers."""
-        metrics = self.loop.metrics if self.loop else None
-        if metrics is None:
-            return {}
-        return fetch({name: value for name, value in metrics.latest.items() if name in metrics.on_bar})
+        shown = self.loop.metrics.on_bar if self.loop else set()
+        return {name: value for name, value in self.callback_metrics.items() if name in shown}
 
     # ----------------------------------------------------------------------------------------- what it is about to do
 
@@ -201,35 +202,46 @@ class Familiar:
     # ------------------------------------------------------------------------------------------------------ plugins
 
     def plugin(self, name: str) -> Plugin | None:
-        """The live plugin of that name, or None."""
-        return next((plugin for plugin in self.plugins if plugin.name == name), None)
+        """The plugin of that name that is live in the latest run, or None."""
+        return next((plugin for plugin in self._live if plugin.name == name), None)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in ("loop", "plugins"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        for plugin in self.plugins:
+        for plugin in self._live:
             if name in plugin.offers:
                 return getattr(plugin, plugin.offers[name])
-        for plugin in self.plugins:
+        for plugin in self._live:
             if (field := options_of(type(plugin)).get(name)) is not None:
                 return getattr(plugin, field.name)
-        for plugin in self.plugins:
+        for plugin in self._live:
             if name != plugin.name and name in plugin.called():
                 return plugin
-        known = known_options(discover(), [type(plugin) for plugin in self.plugins])
+        known = self._known()
         if name not in known:
-            offered = {offer for plugin in self.plugins for offer in plugin.offers}
+            offered = {offer for plugin in self._live for offer in plugin.offers}
             raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, {*dir(self), *known, *offered})}")
-        today = known[name].keyword
-        return getattr(self, today) if today != name else known[name].field.default
+        today, default = known[name]
+        return default if today == name else getattr(self, today)
 
     def __setattr__(self, name: str, value: object) -> None:
         own = name.startswith("_") or name in ("loop", "plugins") or hasattr(type(self), name)
-        if not own and name in known_options(discover(), [type(plugin) for plugin in self.plugins]):
+        if not own and name in self._known():
             raise AttributeError(
                 f"options are set at construction, Trainer({name}=...), or for one run, fit(..., {name}=...)"
             )
         super().__setattr__(name, value)
+
+    def _known(self) -> dict[str, tuple[str, Any]]:
+        """Every option by its keywords, old ones too: today's keyword, and the default."""
+        if "_keywords" not in vars(self):
+            options = known_options(discover(), [type(plugin) for plugin in self._live])
+            self._keywords = {name: (option.keyword, option.field.default) for name, option in options.items()}
+        return self._keywords
+
+    @property
+    def _live(self) -> Sequence[Plugin]:
+        return self.loop.plugins if self.loop else self.plugins
 
     @property
     def _world(self) -> World:
