@@ -1,0 +1,18 @@
+"""Train on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from lightloop_plugins.accelerators._place import Device
+
+
+class Cpu(Device):
+    """Train on the CPU, which is what is done where nobody asks for another device."""
+
+    name = "cpu"
+    default = True
+    asked = False
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")

@@ -1,0 +1,117 @@
+import csv
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lightloop import Plugin, Trainer, hookimpl
+from lightloop.testing import Probe, probe_batches
+
+BARE = ["-*", "run_dir", "log_every", "csv", "validation"]
+
+
+class Logging(Probe):
+    def training_step(self, batch):
+        self.log("x", batch)
+        if batch == 3:
+            self.log("late/one", 0.1)
+        return super().training_step(batch)
+
+    def validation_step(self, batch):
+        self.log("val", batch)
+
+
+def rows(trainer):
+    with open(trainer.run_dir / "metrics.csv", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_a_column_that_comes_later(tmp_path):
+    trainer = Trainer(BARE, log_every_n_steps=1, default_root_dir=tmp_path)
+    trainer.fit(Logging(), probe_batches(4), probe_batches(2))
+    assert rows(trainer) == [
+        ["step", "epoch", "x", "late/one", "val"],
+        ["1", "0", "1.0", "", ""],
+        ["2", "0", "2.0", "", ""],
+        ["3", "0", "3.0", "0.1", ""],
+        ["4", "0", "4.0", "", ""],
+        ["4", "0", "", "", "1.5"],
+    ]
+    assert [path.name for path in trainer.run_dir.iterdir()] == ["metrics.csv"]
+
+
+@pytest.mark.parametrize("flush", [1, 100])
+def test_c63_after_an_error_every_row_is_on_disk(flush, tmp_path):
+    class Failing(Logging):
+        def training_step(self, batch):
+            if batch == 7:
+                raise RuntimeError("batch 7")
+            return super().training_step(batch)
+
+    trainer = Trainer(BARE, log_every_n_steps=1, flush_logs_every_n_steps=flush, default_root_dir=tmp_path)
+    with pytest.raises(RuntimeError, match="batch 7"):
+        trainer.fit(Failing(), probe_batches())
+    assert [row[0] for row in rows(trainer)] == ["step", "1", "2", "3", "4", "5", "6"]
+
+
+def test_a_killed_process_loses_no_row(tmp_path):
+    program = """
+import os, signal
+from lightloop import Trainer
+from lightloop.testing import Probe, probe_batches
+class Killed(Probe):
+    def training_step(self, batch):
+        if batch == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.log("x", batch)
+        return super().training_step(batch)
+Trainer(["-*", "run_dir", "log_every", "csv"], log_every_n_steps=1, run_version="it").fit(Killed(), probe_batches())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "LIGHTLOOP_RUNS": str(tmp_path)}, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL
+    assert (tmp_path / "Killed" / "it" / "metrics.csv").read_text().split() == [
+        "step,epoch,x", "1,0,1.0", "2,0,2.0", "3,0,3.0", "4,0,4.0",
+    ]  # fmt: skip
+
+
+class Resume(Plugin):
+    """Goes on in the given directory after step 2, which is batch 2."""
+
+    name = "resume"
+
+    def __init__(self, directory):
+        self.directory = directory
+        super().__init__()
+
+    @hookimpl
+    def before_fit(self, loop):
+        loop.global_step = loop.total_batches = loop.batch_idx = 2
+        next(p for p in loop.plugins if p.name == "run_dir").load_state_dict({"path": str(self.directory)})
+
+
+def test_c61_a_resumed_run_appends_and_leaves_out_what_it_goes_back_before(tmp_path):
+    first = Trainer(BARE, log_every_n_steps=1, default_root_dir=tmp_path)
+    first.fit(Logging(), probe_batches(4))
+    before = rows(first)
+    with open(first.run_dir / "metrics.csv", "a") as file:
+        file.write("5,0")  # half a row of a killed process
+    second = Trainer([*BARE, Resume(first.run_dir)], log_every_n_steps=1, default_root_dir=tmp_path)
+    second.fit(Logging(), probe_batches(5), probe_batches(2))
+    assert second.run_dir == first.run_dir
+    assert [row[0] for row in rows(second)] == ["step", "1", "2", "3", "4", "5", "5"]
+    with open(first.run_dir / "metrics.until_step_5.csv", newline="") as file:
+        assert list(csv.reader(file))[: len(before)] == before
+
+
+def test_the_old_name():
+    with pytest.warns(DeprecationWarning, match="flush_logs_every_n_steps"):
+        assert Trainer(log_save_interval=9).flush_logs_every_n_steps == 9
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ValueError, match="flush_logs_every_n_steps"):
+        Trainer(flush_logs_every_n_steps=0)
