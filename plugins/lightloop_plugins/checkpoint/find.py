@@ -1,0 +1,84 @@
+"""Which checkpoint to go on from."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.manifest import Manifest
+from lightloop_plugins.checkpoint.storage import Folder
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read and verified."""
+
+    folder: Folder
+    name: str
+    manifest: Manifest
+    state: Any
+
+
+def load_newest(folder: Folder, limit: int | None = None) -> Found | None:
+    """The newest checkpoint of ``folder`` whose every byte verifies; None where there is none at all.
+
+    Newest is which has most steps, then most batches, among those of the run that wrote there last. A damaged one is named
+    in a warning, kept under a name that begins with ``.bad-``, and passed over.
+
+    Raises:
+        CheckpointError: if there are some and none verifies; it lists why. Nothing is renamed then.
+    """
+    names = folder.names()
+    manifests, bad = {}, {}
+    for name in names:
+        try:
+            manifests[name] = folder.manifest(name)
+        except CheckpointError as error:
+            bad[name] = error
+    for name in _newest_first(manifests, folder):
+        try:
+            manifest, state = folder.load(name, limit)
+        except CheckpointError as error:
+            bad[name] = error
+            continue
+        _set_aside(folder, bad)
+        return Found(folder, name, manifest, state)
+    if manifests and not bad:
+        raise CheckpointError(
+            f"{folder.place} has no checkpoint of the run that wrote there last, only of other runs, such as "
+            f"{min(manifests)}: name the one to go on from with resume=, or give another checkpoint_dir"
+        )
+    if bad:
+        reasons = "\n".join(f"  {name}: {error}" for name, error in bad.items())
+        raise CheckpointError(
+            f"none of the {len(bad)} checkpoints in {folder.place} can be gone on from:\n{reasons}\n"
+            "Nothing is trained from scratch in their place: name another one with resume=, or move these away"
+        )
+    return None
+
+
+def load_one(folder: Folder, name: str, limit: int | None = None) -> Found:
+    """The checkpoint ``name`` of ``folder`` and no other.
+
+    Raises:
+        CheckpointError: if it is absent or damaged.
+    """
+    return Found(folder, name, *folder.load(name, limit))
+
+
+def _newest_first(manifests: dict[str, Manifest], folder: Folder) -> list[str]:
+    """The checkpoints of the run that wrote last; where nobody knows which that was, of the one that came furthest."""
+    ranked = sorted(manifests, key=lambda name: (manifests[name].place, name), reverse=True)
+    run = folder.last_run() or (manifests[ranked[0]].run if ranked else None)
+    return [name for name in ranked if manifests[name].run == run]
+
+
+def _set_aside(folder: Folder, bad: dict[str, CheckpointError]) -> None:
+    for name, error in bad.items():
+        try:
+            kept = f"it is kept as {folder.set_aside(name)}"
+        except Exception as failure:
+            kept = f"it cannot be renamed: {failure}"
+        warnings.warn(f"{error}; passed over, {kept}", stacklevel=4)

@@ -1,0 +1,280 @@
+"""Where checkpoints are kept: each appears whole or not at all, and is never changed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import socket
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lightloop_plugins.checkpoint.disk import Disk, write_all
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.manifest import (
+    MANIFEST,
+    MAX_MANIFEST,
+    STATE,
+    TENSORS,
+    Manifest,
+    is_name,
+    read_manifest,
+    write_manifest,
+)
+from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
+from lightloop_plugins.checkpoint.tree import MAX_JSON, decode, encode, from_json, to_json
+
+PREFIX = "step-"
+BAD, DEAD, TEMPORARY = ".bad-", ".dead-", ".tmp-"
+
+
+@dataclass(frozen=True)
+class Content:
+    """A state that is ready to be written: nothing in it changes any more."""
+
+    state: bytes
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, tree: Any) -> Content:
+        """Read ``tree`` through; whatever cannot be stored is refused by its path."""
+        tensors: dict[str, Tensor] = {}
+        state = to_json(encode(tree, tensors))
+        if len(state) > MAX_JSON:
+            raise CheckpointError(
+                f"the state needs {len(state)} bytes beside its tensors, and {MAX_JSON} can be read back: "
+                "store long lists of numbers as tensors"
+            )
+        return cls(state, tensors)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return len(self.state) + sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def files(self) -> dict[str, Iterator[memoryview]]:
+        """The bytes of each file, in parts."""
+        return {TENSORS: to_bytes(self.tensors), STATE: iter([memoryview(self.state)])}
+
+
+class Folder(ABC):
+    """A place with checkpoints in it, each a directory of its own, and perhaps other things, which it leaves alone."""
+
+    place: str
+    """What the user calls it."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The checkpoints, whatever state they are in."""
+
+    @abstractmethod
+    def read(self, name: str, file: str, limit: int) -> bytearray:
+        """The bytes of one file of a checkpoint, at most ``limit``."""
+
+    @abstractmethod
+    def files(self, name: str) -> list[str]:
+        """The names of the files of a checkpoint."""
+
+    @abstractmethod
+    def write(self, name: str, content: Content, body: Mapping[str, Any]) -> None:
+        """Add a checkpoint; it is complete and durable on return, and absent after an error."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Delete a checkpoint; nobody can take what a crash leaves of it for one."""
+
+    @abstractmethod
+    def set_aside(self, name: str) -> str:
+        """Give a damaged checkpoint a name under which it is evidence and nothing else; that name."""
+
+    def open(self, run: str) -> None:  # noqa: B027 - a place without locks has nothing to do
+        """Become the one writer, and clear what writers that died have left of themselves."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let others write."""
+
+    def last_run(self) -> str | None:
+        """The run that wrote here last, where that is known."""
+        return None
+
+    def describe(self, name: str) -> str:
+        """How an error names a checkpoint."""
+        return f"checkpoint {self.place.rstrip('/')}/{name}"
+
+    def manifest(self, name: str) -> Manifest:
+        """What a checkpoint says of itself.
+
+        Raises:
+            CheckpointError: if it is none, or damaged.
+        """
+        try:
+            data = bytes(self.read(name, MANIFEST, MAX_MANIFEST))
+            manifest = read_manifest(data, f"{MANIFEST} of {self.describe(name)}")
+            there = set(self.files(name))
+        except OSError as error:
+            raise CheckpointError(f"{self.describe(name)} cannot be read: {error}") from error
+        expected = {MANIFEST, *manifest.files}
+        if there != expected:
+            odd = sorted(there ^ expected)[0]
+            raise CheckpointError(
+                f"{self.describe(name)} is damaged: {odd[:100]!r} is {'not of it' if odd in there else 'missing'}"
+            )
+        return manifest
+
+    def load(self, name: str, limit: int | None = None) -> tuple[Manifest, Any]:
+        """The state in a checkpoint, every byte of it verified first.
+
+        Args:
+            name: which one.
+            limit: refuse more bytes than that.
+
+        Raises:
+            CheckpointError: if it is damaged, too large, or of a form that is not known.
+        """
+        manifest = self.manifest(name)
+        what = self.describe(name)
+        if limit is not None and manifest.size > limit:
+            raise CheckpointError(
+                f"{what} has {manifest.size} bytes where at most {limit} are expected for this module: is it of another one?"
+            )
+        data = {file: self._verified(name, file, *manifest.files[file]) for file in manifest.files}
+        tensors = from_bytes(data[TENSORS], f"{TENSORS} of {what}")
+        return manifest, decode(from_json(bytes(data[STATE]), f"{STATE} of {what}"), tensors)
+
+    def verify(self, name: str) -> Manifest:
+        """Read every byte of a checkpoint and compare it with its manifest."""
+        manifest = self.manifest(name)
+        for file, (size, digest) in manifest.files.items():
+            self._verified(name, file, size, digest)
+        return manifest
+
+    def _verified(self, name: str, file: str, size: int, digest: str) -> bytearray:
+        try:
+            data = self.read(name, file, size)
+        except OSError as error:
+            raise CheckpointError(f"{self.describe(name)} cannot be read: {error}") from error
+        if len(data) != size:
+            raise CheckpointError(f"{self.describe(name)} is damaged: {file} has {len(data)} bytes, not {size}")
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise CheckpointError(f"{self.describe(name)} is damaged: {file} has changed since it was written")
+        return data
+
+
+class LocalFolder(Folder):
+    """A directory of the local file system."""
+
+    def __init__(self, path: str | os.PathLike[str], disk: Disk | None = None) -> None:
+        super().__init__(os.fspath(path))
+        self.path = Path(path)
+        self.disk = disk or Disk()
+        self._lock: int | None = None
+
+    def names(self) -> list[str]:
+        try:
+            return [name for name in self.disk.names(self.path) if name.startswith(PREFIX) and is_name(name)]
+        except FileNotFoundError:
+            return []
+
+    def files(self, name: str) -> list[str]:
+        return self.disk.names(self.path / name)
+
+    def read(self, name: str, file: str, limit: int) -> bytearray:
+        if (self.path / name).is_symlink():
+            raise OSError(f"{name} is a link")
+        return self.disk.read(self.path / name / file, limit)
+
+    def write(self, name: str, content: Content, body: Mapping[str, Any]) -> None:
+        temporary = self.path / f"{TEMPORARY}{body['run']}-{name}-{os.getpid()}"
+        if (self.path / name).exists():
+            raise CheckpointError(f"{self.describe(name)} is there already, and is not overwritten")
+        try:
+            if temporary.exists():
+                self.disk.remove(temporary)
+            self.disk.mkdir(temporary)
+            files = {}
+            for file, parts in content.files().items():
+                digest = hashlib.sha256()
+                files[file] = (write_all(self.disk, temporary / file, parts, digest), digest.hexdigest())
+            write_all(self.disk, temporary / MANIFEST, [memoryview(write_manifest(body, files))], hashlib.sha256())
+            self.disk.fsync_directory(temporary)
+            self.disk.rename(temporary, self.path / name)
+            self.disk.fsync_directory(self.path)
+        except BaseException as error:
+            try:
+                if temporary.exists():
+                    self.disk.remove(temporary)
+            except OSError:
+                pass  # it is not taken for a checkpoint, and the next start removes it
+            if not isinstance(error, OSError):
+                raise
+            raise CheckpointError(f"{self.describe(name)} is not saved: {self._explain(error, content)}") from error
+
+    def remove(self, name: str) -> None:
+        dead = self.path / f"{DEAD}{name}-{os.getpid()}"
+        self.disk.rename(self.path / name, dead)
+        self.disk.remove(dead)
+
+    def set_aside(self, name: str) -> str:
+        number = 0
+        while (target := self.path / f"{BAD}{name}{f'-{number}' if number else ''}").exists():
+            number += 1
+        self.disk.rename(self.path / name, target)
+        return target.name
+
+    def open(self, run: str) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self.disk.lock(self.path / ".lock")
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be written to {self.place}: {error}; give another checkpoint_dir, "
+                "or enable_checkpointing=False to run without"
+            ) from error
+        if self._lock is None:
+            holder = (self.path / ".lock").read_text(errors="replace")[:200].split("\n")[0]
+            raise CheckpointError(
+                f"another process writes checkpoints to {self.place}: {holder or 'unknown'}. Wait for it, stop it, "
+                "or give another checkpoint_dir"
+            )
+        line = f"pid {os.getpid()} on {socket.gethostname()}, run {run}\n".encode()
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, line, 0)
+        for name in self.disk.names(self.path):
+            if name.startswith((TEMPORARY, DEAD)):
+                try:
+                    self.disk.remove(self.path / name)
+                except OSError as error:
+                    warnings.warn(f"{self.place}/{name}, left by a writer that died, stays: {error}", stacklevel=2)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def last_run(self) -> str | None:
+        try:
+            line = self.path.joinpath(".lock").read_text(errors="replace")[:300].strip()
+        except OSError:
+            return None
+        return line.rpartition("run ")[2] or None
+
+    def _explain(self, error: OSError, content: Content) -> str:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            try:
+                free = f"{shutil.disk_usage(self.path).free:,} are free"
+            except OSError:
+                free = "how many are free is unknown"
+            return (
+                f"{error.strerror} at {self.place}; it needs {content.size:,} bytes, {free}. Older ones are untouched"
+            )
+        return f"{error.strerror or error}. Older ones are untouched"

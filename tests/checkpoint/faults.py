@@ -1,0 +1,57 @@
+"""A file system that fails, tears a write, or ends the process at its Nth call."""
+
+import errno
+import inspect
+import os
+import signal
+
+from lightloop_plugins.checkpoint.disk import Disk
+
+CALLS = [name for name, _ in inspect.getmembers(Disk, inspect.isfunction) if not name.startswith("_")]
+
+
+class FaultyDisk(Disk):
+    """Counts calls; at number ``at`` it does ``fault``: an errno raised ("once" or "on"), "kill" or "tear"."""
+
+    def __init__(self, at=None, fault="once", number=errno.ENOSPC):
+        self.at, self.fault, self.number = at, fault, number
+        self.calls = []
+
+    def meets(self, name):
+        """Whether the fault's time has come."""
+        index = len(self.calls)
+        self.calls.append(name)
+        return self.at is not None and (index == self.at or (self.fault == "on" and index > self.at))
+
+
+def _faulty(name):
+    real = getattr(Disk, name)
+
+    def call(self, *arguments):
+        if self.meets(name):
+            if self.fault == "tear" and name == "write":
+                handle, data = arguments
+                real(self, handle, data[: len(data) // 2])
+            if self.fault in ("tear", "kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(self.number, os.strerror(self.number))
+        return real(self, *arguments)
+
+    return call
+
+
+for _name in CALLS:
+    setattr(FaultyDisk, _name, _faulty(_name))
+
+
+def in_child(work):
+    """Run ``work`` in a forked child; its exit status, negative for the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,0 +1,249 @@
+"""The form in which checkpoints are kept: trees and tensors there and back, and what is refused."""
+
+import json
+import math
+import struct
+from collections import Counter, OrderedDict
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
+from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
+from lightloop_plugins.checkpoint.tree import decode, encode, from_json, to_json
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.int8]
+DTYPES += [torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16, torch.float8_e8m0fnu]
+
+
+def there_and_back(tree):
+    tensors = {}
+    text = to_json(encode(tree, tensors))
+    file = bytearray(b"".join(to_bytes(tensors)))
+    return decode(from_json(text, "state"), from_bytes(file, "tensors"))
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        bits = lambda t: t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else t
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(bits(one), bits(other))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        pairs = zip(one.items(), other.items(), strict=True)
+        return all(same(a, c) and same(b, d) for (a, b), (c, d) in pairs)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float):
+        return struct.pack("d", one) == struct.pack("d", other) or (math.isnan(one) and math.isnan(other))
+    return one == other
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    dtype = draw(st.sampled_from(DTYPES))
+    size = math.prod(shape) * dtype.itemsize
+    if dtype is torch.bool:
+        return torch.tensor(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=dtype).reshape(shape)
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    raw = bytearray(draw(st.binary(min_size=size, max_size=size)))
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+KEYS = st.one_of(
+    st.text(max_size=5), st.integers(), st.booleans(), st.none(), st.tuples(st.integers(), st.text(max_size=2))
+)
+TREES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**200), 2**200), st.floats(), st.text(), tensors()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=4),
+        st.dictionaries(KEYS, inner, max_size=3).map(OrderedDict),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TREES)
+def test_a_tree_comes_back_to_the_bit(tree):
+    assert same(tree, there_and_back(tree))
+
+
+def test_kinds_that_schedulers_and_optimizers_hold():
+    tree = {
+        "milestones": Counter({3: 1, 5: 2}),
+        "betas": (0.9, 0.999),
+        "dtype": torch.bfloat16,
+        "at": torch.device("cpu"),
+    }
+    assert same(tree, there_and_back(tree))
+
+
+def test_the_file_is_plain_safetensors():
+    values = {"b": torch.randn(3, 2), "a": torch.arange(4), "c": torch.ones(3, dtype=torch.bool), "e": torch.empty(0)}
+    read = safetensors.torch.load(b"".join(to_bytes(values)))
+    assert {name: value.tolist() for name, value in read.items()} == {n: v.tolist() for n, v in values.items()}
+
+
+def test_strided_views_are_stored_as_what_they_show():
+    base = torch.randn(4, 6)
+    tree = {"t": base.t(), "cut": base[1:3, ::2], "conj": torch.randn(3, dtype=torch.complex64).conj()}
+    back = there_and_back(tree)
+    assert all(torch.equal(tree[name], back[name]) for name in tree)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(object(), "object"), ({1, 2}, "set"), (b"x", "bytes"), (print, "builtin"), (torch.nn.Linear(1, 1), "Linear")],
+)
+def test_what_is_not_plain_is_refused_by_its_path(value, kind):
+    with pytest.raises(CheckpointError, match=rf"plugins\.mine\.foo\.1: .*{kind}.* cannot be stored"):
+        encode({"plugins": {"mine": {"foo": [0, value]}}}, {})
+
+
+def test_what_contains_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(CheckpointError, match="contains itself"):
+        encode({"x": loop}, {})
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
+def test_tensors_without_values_are_refused(tensor):
+    with pytest.raises(CheckpointError, match="dense and have values"):
+        encode({"x": tensor}, {})
+
+
+HOSTILE_JSON = {
+    "twice": b'{"a":1,"a":2}',
+    "deep": b"[" * 100_000 + b"]" * 100_000,
+    "deepish": b"[" * 300 + b"]" * 300,
+    "nan": b'{"a":NaN}',
+    "infinity": b"[-Infinity]",
+    "long number": b"9" * 5000,
+    "65 bits": b"18446744073709551616",
+    "not ascii": '{"ä":1}'.encode(),
+    "not utf-8": b'"\xff\xfe"',
+    "cut": b'{"a":',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE_JSON.values(), ids=HOSTILE_JSON.keys())
+def test_hostile_json_is_refused(data):
+    with pytest.raises(CheckpointError, match=r"^thing is damaged"):
+        from_json(data, "thing")
+
+
+HOSTILE_TREES = {
+    "unknown kind": {"$": "module", "v": "os"},
+    "two kinds": {"$": "int", "v": "1", "w": 2},
+    "kind is a list": {"$": ["int"], "v": "1"},
+    "no such tensor": {"$": "tensor", "v": "nowhere"},
+    "long int": {"$": "int", "v": "9" * 1000},
+    "word": {"$": "int", "v": "one"},
+    "dtype": {"$": "dtype", "v": "os.system"},
+    "device": {"$": "device", "v": "cuda:abc"},
+    "pairs": {"$": "dict", "v": [[1]]},
+    "unhashable": {"$": "dict", "v": [[[], 1]]},
+    "tensor list": {"$": "tensor", "v": []},
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE_TREES.values(), ids=HOSTILE_TREES.keys())
+def test_hostile_trees_are_refused(value):
+    with pytest.raises(CheckpointError):
+        decode({"x": [value]}, {})
+
+
+def safetensors_file(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return bytearray((len(text) if length is None else length).to_bytes(8, "little") + text + data)
+
+
+def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+HOSTILE_TENSORS = {
+    "empty": bytearray(),
+    "short": bytearray(b"\0" * 7),
+    "length beyond": safetensors_file({}, length=10**9),
+    "length huge": safetensors_file({}, length=2**63),
+    "not json": safetensors_file(b"pickle!!"),
+    "list": safetensors_file([1]),
+    "unknown dtype": safetensors_file({"a": entry("O8")}, b"0000"),
+    "big shape": safetensors_file({"a": entry(shape=(2**40,))}, b"0000"),
+    "overflow": safetensors_file({"a": entry(shape=(2**33, 2**33))}, b"0000"),
+    "negative": safetensors_file({"a": entry(shape=(-1, -1))}, b"0000"),
+    "bool": safetensors_file({"a": entry(shape=(True,))}, b"0000"),
+    "gap": safetensors_file({"a": entry(offsets=(4, 8))}, b"00000000"),
+    "overlap": safetensors_file({"a": entry(), "b": entry()}, b"0000"),
+    "beyond": safetensors_file({"a": entry(shape=(4,), offsets=(0, 16))}, b"0000"),
+    "trailing": safetensors_file({"a": entry()}, b"00000000"),
+    "missing key": safetensors_file({"a": {"dtype": "F32"}}, b""),
+    "twice": safetensors_file(b'{"a":{},"a":{}}'),
+    "no offsets": safetensors_file({"a": {"dtype": "F32", "shape": [0], "data_offsets": None}}),
+    "many": safetensors_file({f"t{i}": entry(shape=(0,), offsets=(0, 0)) for i in range(110_000)}),
+    "other dtype": safetensors_file(
+        {"__metadata__": {"dtypes": '{"a":"eval"}'}, "a": entry("U8", (4,), (0, 4))}, b"0000"
+    ),
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE_TENSORS.values(), ids=HOSTILE_TENSORS.keys())
+def test_hostile_tensor_files_are_refused(data):
+    with pytest.raises(CheckpointError, match=r"^thing is damaged"):
+        from_bytes(data, "thing")
+
+
+FILES = {"state.json": (2, "0" * 64), "tensors.safetensors": (10, "1" * 64)}
+BODY = {"run": "abc", "step": 3, "batch": 12}
+
+
+def test_a_manifest_comes_back():
+    manifest = read_manifest(write_manifest({**BODY, "plugins": [["clip", 1]]}, FILES), "m")
+    assert (manifest.run, manifest.place, manifest.files, manifest.size) == ("abc", (3, 12), FILES, 12)
+    assert manifest.body["plugins"] == [["clip", 1]]
+
+
+@pytest.mark.parametrize("at", range(0, 420, 7))
+def test_one_bit_flipped_in_a_manifest_is_noticed(at):
+    data = bytearray(write_manifest(BODY, FILES))
+    data[at % len(data)] ^= 1 << (at % 8)
+    with pytest.raises(CheckpointError):
+        read_manifest(bytes(data), "m")
+
+
+NAMES = ["../x", "/etc/passwd", ".hidden", "a/b", "a\0b", "x" * 101, "", "MANIFEST.json", "a..b", "ä", "a b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_names_that_lead_elsewhere_are_refused(name):
+    with pytest.raises(CheckpointError, match="cannot be the name of a file"):
+        read_manifest(write_manifest(BODY, {**FILES, name: (0, "0" * 64)}), "m")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": -1}, {"step": 1.0}, {"step": True}, {"batch": "3"}, {"run": "../../x"}, {"run": None}, {"step": None}],
+    ids=str,
+)
+def test_impossible_manifests_are_refused(change):
+    with pytest.raises(CheckpointError):
+        read_manifest(write_manifest({**BODY, **change}, FILES), "m")
+
+
+def test_a_format_of_the_future_is_refused_by_name():
+    with pytest.raises(CheckpointError, match=r"is of format '?2'?; this version of Lightloop reads format 1"):
+        read_manifest(write_manifest({**BODY, "format": 2}, FILES), "m")
+    with pytest.raises(CheckpointError, match="missing"):
+        read_manifest(write_manifest(BODY, {}), "m")
