@@ -24,9 +24,9 @@ class NonfiniteAsync(Plugin):
     * ``warn``: the gradients are left as they are.
 
     Every ``every`` windows the number of events is sent to the host, and looked at on arrival, at a later step: an event
-    is warned of, and stops training, between 1 and some more than ``every`` steps after it happened, and events of the
-    last windows of a run may go unsaid. The device is not waited for, save one that has no events to ask (XLA), once
-    per look. ``nonfinite_events``, the number so far, is logged at each step. The norm is shared with clipping.
+    is warned of, and stops training, between 1 and some more than ``every`` steps after it happened, or when the run is
+    over. The device is not waited for until then, save one that cannot be asked how far it is (XLA), once per look.
+    ``nonfinite_events``, the number so far, is logged at each step. The norm is shared with clipping.
     """
 
     name = "nonfinite_async"
@@ -102,6 +102,11 @@ class NonfiniteAsync(Plugin):
         self._counts, self._known = state.get("counts"), state.get("known", 0)
 
     @hookimpl
+    def after_fit(self, loop: Loop) -> None:
+        if self._counts is not None and loop.status != "failed":
+            self._tell(loop, *self._counts.tolist())
+
+    @hookimpl
     def teardown(self, loop: Loop) -> None:
         self._sent = None
 
@@ -110,7 +115,7 @@ def _event_on(device: torch.device) -> torch.Event | None:
     """A mark in the device's queue that can be asked whether it has been passed; None where there is no such thing."""
     try:
         event = torch.Event(device)
+        event.record()
     except RuntimeError:
         return None
-    event.record()
     return event

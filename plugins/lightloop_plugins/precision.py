@@ -70,7 +70,7 @@ class Precision(Plugin):
             loop.leave_out(self)
             return
         if self.mode != "16-mixed":
-            loop.leave_out(self, "before_fit", "backward", "before_step", "step", "after_step", "on_step_skipped")
+            loop.leave_out(self, "before_fit", "backward", "before_step", "after_step", "on_step_skipped")
         if self.mode in WHOLE:
             getattr(loop.module, CONVERSIONS[self.mode])()
             self._around = partial(_default_dtype, WHOLE[self.mode])
@@ -128,11 +128,6 @@ class Precision(Plugin):
             overflow.copy_(loop.world.reduce(overflow, "max"))
         if any(overflow.item() for overflow in overflows):
             loop.skip_step(f"gradients overflowed in float16, the loss multiplied by {scaler.get_scale():g}")
-
-    @hookimpl
-    def step(self, loop: Loop) -> bool:
-        loop.optimizer.step()  # with an overflow, before_step has called it off
-        return True
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:
