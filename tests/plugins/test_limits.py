@@ -194,5 +194,5 @@ def test_old_names(name):
     with pytest.warns(DeprecationWarning, match=f"'{name}_percent_check' is now called 'limit_{name}_batches'"):
         trainer = Trainer(["-*"], **{f"{name}_percent_check": 0.5})
     assert getattr(trainer.plugin("limits"), name) == 0.5
-    with pytest.raises(TypeError, match="are one option"), pytest.warns(DeprecationWarning):
+    with pytest.raises(TypeError, match="are one option"), pytest.warns(DeprecationWarning, match="is now called"):
         Trainer(["-*"], **{f"{name}_percent_check": 0.5, f"limit_{name}_batches": 0.5})
