@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -55,10 +55,11 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
     """
     without = {name.strip() for name in environ.get("LIGHTLOOP_WITHOUT", "").split(",")}
     own_only = environ.get("LIGHTLOOP_DISCOVER", "1") == "0"
+    origin = _origins()
     found: dict[str, Found] = {}
     left_out: dict[str, Found] = {}
     for entry in sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name):
-        distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unknown distribution", "")
+        distribution, version = origin(entry)
         if entry.name in without or (own_only and distribution != "lightloop"):
             by = "LIGHTLOOP_WITHOUT" if entry.name in without else "LIGHTLOOP_DISCOVER=0"
             left_out[entry.name] = Found(entry.name, entry.value, distribution, version, left_out_by=by)
@@ -77,6 +78,21 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
                 raise PluginError(message) from error
             _tell(message)
     return dict(sorted({**left_out, **found}.items()))
+
+
+def _origins() -> Callable[[EntryPoint], tuple[str, str]]:
+    """Name and version of an entry point's distribution, whose metadata is parsed once and not once per entry point."""
+    known: dict[int, tuple[str, str]] = {}
+
+    def origin(entry: EntryPoint) -> tuple[str, str]:
+        if entry.dist is None:
+            return "an unknown distribution", ""
+        if id(entry.dist) not in known:
+            metadata = entry.dist.metadata
+            known[id(entry.dist)] = metadata["Name"], metadata["Version"]
+        return known[id(entry.dist)]
+
+    return origin
 
 
 @cache
