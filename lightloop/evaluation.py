@@ -87,9 +87,8 @@ def evaluate(
     if step is None:
         raise TypeError(f"{type(loop.module).__name__} has no {STEPS[stage]}: define it, or give no data to {stage}")
     hook = loop.hook
-    evaluation = Evaluation(
-        stage, eval_loaders(loop, stage) if loaders is None else loaders, bind(step, ARGUMENTS), sanity
-    )
+    call = bind(step, {**ARGUMENTS, **loop.evaluation_arguments})
+    evaluation = Evaluation(stage, eval_loaders(loop, stage) if loaders is None else loaders, call, sanity)
     if not evaluation.loaders:
         return evaluation
     with _aside(loop, sanity), _modes_kept(loop.module), torch.no_grad(), _random_kept():

@@ -33,7 +33,8 @@ class Hooks:
 
         When: first of all, for fit, validate, test and predict; ``loop.module`` and ``loop.stage`` are known, loaders
             and optimizers are not.
-        May change: the module's device, dtype and wrapping; ``loop.world``; ``loop.step_arguments``.
+        May change: the module's device, dtype and wrapping; ``loop.world``; ``loop.step_arguments`` and
+            ``loop.evaluation_arguments``.
         Order: accelerator, strategy, then whoever needs a placed module.
         """
 
@@ -244,6 +245,15 @@ class Hooks:
 
         When: once per training batch, also one that was passed over; ``loop.batch_idx`` still names it.
         May change: requests; evaluation hangs here.
+        """
+
+    @hookspec
+    def between_batches(self, loop: Loop) -> None:
+        """All that a later run needs to go on from here is in the state: counters name the next batch, nothing is in flight.
+
+        When: after each batch but the last of an epoch, also where the epoch is broken off there (``loop.stopping``), before
+            its open windows are closed; for the last one, after after_epoch, with the counters of the next epoch.
+        May change: requests.
         """
 
     @hookspec(firstresult=True)

@@ -83,6 +83,8 @@ class State:
         self.gradients: list[Tensor] = []
         self.stepped = False
         self.epoch_finished = False
+        self.stopping = False
+        """Whether training ends at this batch boundary, by request."""
         self.replaying = False
 
         self.stop_reasons: list[str] = []
@@ -99,6 +101,8 @@ class State:
             "global_step": "loop.global_step",
             "loop": "loop",
         }
+        self.evaluation_arguments: dict[str, Argument] = {}
+        """What plugins offer to the steps of evaluation, beside ``lightloop.evaluation.ARGUMENTS``."""
         self.training_step: Step | None = None
         self._norms: dict[float, Tensor] = {}
         self._seeds: dict[Any, Tensor] = {}
