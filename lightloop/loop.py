@@ -34,8 +34,11 @@ class Loop(State):
             hook.before_epoch(loop=self)
             for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
                 self.train_batch()
-                if self.should_stop() or self.end_epoch_reason:
-                    self.epoch_finished = self.is_last_batch or self.end_epoch_reason is not None
+                ends = self.should_stop() or self.end_epoch_reason
+                self.epoch_finished = self.is_last_batch or self.end_epoch_reason is not None
+                if not self.epoch_finished:
+                    hook.between_batches(loop=self)
+                if ends:
                     break
             else:
                 self.epoch_finished = True
@@ -47,6 +50,8 @@ class Loop(State):
             self.end_epoch_reason = None
             if self.epoch_finished:
                 self.epoch, self.batch_idx = self.epoch + 1, 0
+                self.should_stop()
+                hook.between_batches(loop=self)
         self.status = "interrupted" if self.interrupt_reason else "stopped" if self.stop_reason else "finished"
         if self.interrupt_reason:
             hook.on_interrupt(loop=self)
@@ -148,10 +153,10 @@ class Loop(State):
         stop, self.interrupt_reason, self.end_epoch_reason = self.world.agree(
             self.stop_reason, self.interrupt_reason, self.end_epoch_reason
         )
-        if stop is None or not (self.interrupt_reason or self.hook.may_stop(loop=self)):
-            return False
-        self.stop(stop)
-        return True
+        self.stopping = stop is not None and bool(self.interrupt_reason or self.hook.may_stop(loop=self))
+        if self.stopping:
+            self.stop(stop)  # type: ignore[arg-type]
+        return self.stopping
 
     def prepare_fit(self) -> None:
         """Build loader and optimizers, and leave no gradient of before."""
