@@ -374,7 +374,7 @@ def test_old_names():
         assert Trainer(["-*"], use_amp=False).plugins == []
     with pytest.raises(TypeError, match="'precision' and 'use_amp' are one option"):
         Trainer(precision=16, use_amp=True)
-    with pytest.raises(ValueError, match="amp_level .* apex is gone: O1 is precision='16-mixed'"):
+    with pytest.raises(ValueError, match=r"amp_level .* apex is gone: O1 is precision='16-mixed'"):
         Trainer(precision=16, amp_level="O1")
 
 
