@@ -113,9 +113,9 @@ class Nonfinite(Plugin):
     @hookimpl(wrapper=True)
     def step(self, loop: Loop) -> Generator[None, bool | None, bool | None]:
         applied = yield
-        parameters = [parameter.detach() for parameter in loop.module.parameters()]
+        parameters = [parameter.detach() for parameter in parameters_of(loop.optimizer)]
         bad = applied and not torch.nn.utils.get_total_norm(parameters).isfinite()
-        found = self._event(loop, _name(loop.module.named_parameters(), "the parameter") if bad else None)
+        found = self._event(loop, _name(_parameters(loop), "the parameter") if bad else None)
         if found and self.action == "rewind":
             self._restore(loop)
             return False
@@ -189,11 +189,15 @@ def _parts(loop: Loop) -> list[Any]:
     return [loop.module, *loop.optimizers, *(schedule.scheduler for schedule in loop.schedules)]
 
 
-def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
+def _parameters(loop: Loop) -> Iterator[tuple[str, Tensor]]:
     names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
     for parameter in parameters_of(loop.optimizer):
+        yield names.get(id(parameter), "that is not the module's"), parameter
+
+
+def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in _parameters(loop):
         if (gradient := parameter.grad) is not None:
-            name = names.get(id(parameter), "a parameter that is not the module's")
             yield name, gradient.coalesce().values() if gradient.is_sparse else gradient
 
 

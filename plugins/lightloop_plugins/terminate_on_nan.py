@@ -16,8 +16,9 @@ class TerminateOnNan(Plugin):
     """Raise ValueError when NaN or infinity turns up, naming epoch, batch and parameter.
 
     The loss is checked before backward, the gradients before the step, which is then not taken, and the parameters
-    after it. Gradients of a step that somebody has called off already, such as the loss scaler's of ``16-mixed``, are
-    not checked. Each check waits for the device; the gradients' shares the norm with clipping. All ranks raise together.
+    that it changes after it. Gradients of a step that somebody has called off already, such as the loss scaler of
+    ``16-mixed``, are not checked. Each check waits for the device; that of the gradients shares the norm with clipping.
+    All ranks raise together.
     """
 
     name = "terminate_on_nan"
@@ -53,9 +54,9 @@ class TerminateOnNan(Plugin):
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:
-        parameters = [parameter.detach() for parameter in loop.module.parameters()]
+        parameters = [parameter.detach() for parameter in parameters_of(loop.optimizer)]
         bad = not torch.nn.utils.get_total_norm(parameters).isfinite()
-        self._end(loop, _first(loop.module.named_parameters(), "after the step, the parameter") if bad else None)
+        self._end(loop, _first(_parameters(loop), "after the step, the parameter") if bad else None)
 
     def _end(self, loop: Loop, found: str | None) -> None:
         (found,) = loop.world.agree(f"{found} at {loop.place()}" if found else None)
@@ -63,11 +64,15 @@ class TerminateOnNan(Plugin):
             raise ValueError(f"terminate_on_nan: {found} (epochs and batches counted from 0)")
 
 
-def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
+def _parameters(loop: Loop) -> Iterator[tuple[str, Tensor]]:
     names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
     for parameter in parameters_of(loop.optimizer):
+        yield names.get(id(parameter), "that is not the module's"), parameter
+
+
+def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in _parameters(loop):
         if (gradient := parameter.grad) is not None:
-            name = names.get(id(parameter), "a parameter that is not the module's")
             yield name, gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
