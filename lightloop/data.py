@@ -25,13 +25,18 @@ def with_is_last(batches: Iterable[T], skip: int = 0, limit: int | None = None) 
     """Yield each of ``batches`` after the first ``skip``, and whether it is the last one.
 
     The end is ``limit`` batches or the length of ``batches``, whichever comes first; only where neither is known is one
-    batch fetched ahead. Never more than ``limit`` are fetched.
+    batch fetched ahead. Never more than ``limit`` are fetched. What is skipped is read and dropped, unless ``batches`` can
+    begin later by itself: its ``iter_from(skip)`` is then read.
     """
     size = size_of(batches)
     end = limit if size is None else size if limit is None else min(size, limit)
     if end is not None and skip >= end:
         return
-    rest = itertools.islice(iter(batches), skip, limit)
+    begin_at = getattr(batches, "iter_from", None) if skip else None
+    if begin_at is not None:
+        rest = itertools.islice(begin_at(skip), None if end is None else end - skip)
+    else:
+        rest = itertools.islice(iter(batches), skip, limit)
     if end is not None:
         for index, batch in enumerate(rest, start=skip + 1):
             yield batch, index >= end

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import ClassVar
 
 from lightloop import Loop, Plugin, fetch, hookimpl, option, size_of
-from lightloop_plugins.progress.tracks import New, Track, tracks
+from lightloop_plugins.progress.tracks import New, Track, choose
 
 try:  # without that plugin, no loss is shown but what the user logs
     from lightloop_plugins.running_loss import RUNNING_LOSS
@@ -25,7 +25,7 @@ class Progress(Plugin):
     """
 
     name = "progress"
-    after = ("accelerator", "strategy", "running_loss", "log_every")
+    after = ("accelerator", "strategy")
     before = ("validation",)
     default = True
     offers: ClassVar[Mapping[str, str]] = {"progress_bar_dict": "shown"}
@@ -58,14 +58,14 @@ class Progress(Plugin):
     def setup(self, loop: Loop) -> None:
         self.shown, self._train, self._evaluation = {}, None, None
         if loop.world.is_main:
-            self._new_track, pause = tracks(self.position)
+            self._new_track, pause = choose(self.position)
             self._pause = pause if self.interval is None else self.interval
         else:
             loop.leave_out(self)
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
-        self._close_train()
+        self._finish_epoch(loop)
         assert self._new_track is not None
         epochs = getattr(loop.trainer, "max_epochs", None) or -1
         title = f"epoch {loop.epoch + 1}" + (f"/{epochs}" if epochs > 0 else "")
@@ -79,7 +79,8 @@ class Progress(Plugin):
 
     @hookimpl
     def after_epoch(self, loop: Loop) -> None:
-        self._draw(loop, loop.batch_idx, over=True)
+        assert self._train is not None
+        self._train.draw(loop.batch_idx, self.shown, over=True)  # what the epoch comes to is not yet known
 
     @hookimpl
     def before_evaluation(self, loop: Loop) -> None:
@@ -110,13 +111,19 @@ class Progress(Plugin):
         track.close()
         if self._train is not None:
             self._train.rest(monotonic() - self._began)
-            if loop.evaluation.metrics:
-                self._draw(loop, self._train.done, self._train.over)
+            if loop.evaluation.metrics and not self._train.over:
+                self._draw(loop, self._train.done)
+
+    @hookimpl
+    def after_fit(self, loop: Loop) -> None:
+        if loop.status != "failed":
+            self._finish_epoch(loop)
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self._close_train()
-        self._evaluation = self._new_track = None
+        if self._train is not None:
+            self._train.close()
+        self._train = self._evaluation = self._new_track = None
 
     def _draw(self, loop: Loop, done: int, over: bool = False) -> None:
         assert self._train is not None
@@ -124,14 +131,15 @@ class Progress(Plugin):
         self._train.draw(done, self.shown, over)
         self._due = monotonic() + self._pause
 
+    def _finish_epoch(self, loop: Loop) -> None:
+        if self._train is not None:
+            self._draw(loop, self._train.done, over=True)
+            self._train.close()
+        self._train = None
+
     def _values(self, loop: Loop) -> dict[str, float]:
         """What is shown, fetched from the device together."""
         metrics = loop.metrics
         loss = loop.stash[RUNNING_LOSS]() if RUNNING_LOSS in loop.stash else None
         own = {} if loss is None else {"loss": loss}
         return fetch(own | {name: value for name, value in metrics.latest.items() if name in metrics.on_bar})
-
-    def _close_train(self) -> None:
-        if self._train is not None:
-            self._train.close()
-        self._train = None

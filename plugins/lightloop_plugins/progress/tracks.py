@@ -33,7 +33,7 @@ New = Callable[[str, "int | None", int, bool], Track]
 """Makes a track of a title, how many batches there are if that is known, how many are done, and whether it stays."""
 
 
-def tracks(position: int = 0) -> tuple[New, float]:
+def choose(position: int = 0) -> tuple[New, float]:
     """What suits the place where ``sys.stderr`` goes, and the seconds between two drawings there."""
     if "ipykernel" in sys.modules:
         try:
