@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -222,7 +223,10 @@ class Familiar:
             offered = {offer for plugin in self._live for offer in plugin.offers}
             raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, {*dir(self), *known, *offered})}")
         today, default = known[name]
-        return default if today == name else getattr(self, today)
+        if today != name:
+            warnings.warn(f"{name!r} is now called {today!r}", DeprecationWarning, stacklevel=2)
+            return getattr(self, today)
+        return vars(self).get("_options", {}).get(name, default)  # given to a plugin that it leaves out
 
     def __setattr__(self, name: str, value: object) -> None:
         own = name.startswith("_") or name in ("loop", "plugins") or hasattr(type(self), name)
