@@ -7,7 +7,8 @@ a value was read back. It has no kernels, no streams, no memory of its own and n
 
 It rests on ``torch.utils.backend_registration._setup_privateuseone_for_python_backend``, which is marked experimental:
 seen to work with torch 2.13; :func:`why_not` says why it cannot be had elsewhere. A process has at most one PrivateUse1
-device, and cannot be rid of it again.
+device, and cannot be rid of it again. Register it before the first backward of the process: torch then decides for how
+many devices it differentiates.
 """
 
 from __future__ import annotations
