@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from typing import ClassVar
 
 from lightloop import Loop, Plugin, hookimpl, option
 
@@ -19,6 +20,7 @@ class Accumulate(Plugin):
 
     name = "accumulate"
     before = ("tbptt",)
+    offers: ClassVar[Mapping[str, str]] = {"accumulate_grad_batches": "factor"}
 
     batches: int | Mapping[int, int] = option(
         1,
@@ -33,7 +35,7 @@ class Accumulate(Plugin):
                 raise self.refuse("batches", "a whole number from 1, or a schedule {epoch from 0: batches from 1}")
         if not self.schedule:
             raise self.refuse("batches", "a schedule with at least one epoch")
-        self.factor = 1
+        self.factor = self.schedule.get(0, 1)
         self._warned = False
 
     @hookimpl

@@ -69,3 +69,18 @@ def test_equals_a_plain_loop_bit_for_bit(factor):
         optimizer.step()
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_the_trainer_says_how_many_batches_a_window_has_now():
+    seen = []
+
+    class Says(Probe):
+        def training_step(self, batch):
+            seen.append(self.trainer.accumulate_grad_batches)
+            return super().training_step(batch)
+
+    trainer = Trainer(accumulate_grad_batches={0: 1, 1: 2}, max_epochs=2)
+    assert trainer.accumulate_grad_batches == 1
+    trainer.fit(Says(), probe_batches(2))
+    assert seen == [1, 1, 2, 2]
+    assert (Trainer(accumulate_grad_batches=4).accumulate_grad_batches, Trainer().accumulate_grad_batches) == (4, 1)
