@@ -18,6 +18,7 @@ STEP = ["before_step", "step", "after_step", "zero_grad"]
 BEGIN = ["setup", "prepare_loader", "configure_optimizers", "zero_grad", "before_fit"]
 EPOCH = ["epochs_remain", "before_epoch", "read_batches"]
 END = ["epochs_remain", "after_fit", "teardown"]
+BETWEEN = ["between_batches"]
 HELD = [*BATCH, *PIECE, "after_batch"]
 STEPPED = [*BATCH, *PIECE, *STEP, "after_batch"]
 
@@ -54,8 +55,8 @@ def at(hook: str, **when: Any) -> Any:
 def test_every_event_of_two_epochs_with_accumulation():
     assert events(Probe(), probe_batches(3), accumulate_grad_batches=2, max_epochs=2) == [
         *BEGIN,
-        *(EPOCH + HELD + STEPPED + STEPPED + ["after_epoch"]),
-        *(EPOCH + HELD + STEPPED + STEPPED + ["after_epoch"]),
+        *(EPOCH + HELD + BETWEEN + STEPPED + BETWEEN + STEPPED + ["after_epoch"] + BETWEEN),
+        *(EPOCH + HELD + BETWEEN + STEPPED + BETWEEN + STEPPED + ["after_epoch"] + BETWEEN),
         *END,
     ]
 
@@ -67,6 +68,7 @@ def test_a_window_that_is_open_when_the_run_stops_is_closed_before_the_epoch_end
         *EPOCH,
         *HELD,
         "may_stop",
+        *BETWEEN,
         *STEP,
         "after_epoch",
         "may_stop",
@@ -87,6 +89,7 @@ def test_a_step_that_is_skipped_has_its_own_event():
         "zero_grad",
         "after_batch",
         "after_epoch",
+        *BETWEEN,
         *END,
     ]
 
@@ -96,8 +99,8 @@ def test_a_batch_that_is_passed_over_goes_no_further():
     assert events(Probe(), [*probe_batches(1), None], skip) == [
         *BEGIN,
         *EPOCH,
-        *["move_batch", "before_batch", "after_batch"] * 2,
-        "after_epoch",
+        *["move_batch", "before_batch", "after_batch", "between_batches"],
+        *["move_batch", "before_batch", "after_batch", "after_epoch", "between_batches"],
         *END,
     ]
 
@@ -113,6 +116,7 @@ def test_two_optimizers_each_go_forward_and_step():
         *(PIECE + STEP) * 2,
         "after_batch",
         "after_epoch",
+        *BETWEEN,
         *END,
     ]
 
@@ -131,7 +135,7 @@ def test_a_closure_replays_forward_and_backward_and_nothing_else():
         *BATCH,
         *PIECE,
         *["before_step", "step", "zero_grad", "forward", "after_forward", "backward", "after_step", "zero_grad"],
-        *["after_batch", "after_epoch"],
+        *["after_batch", "after_epoch", "between_batches"],
         *END,
     ]
 
@@ -160,6 +164,7 @@ def test_evaluation_has_its_own_events():
         *batch * 2,
         "after_evaluation_batches",
         "after_evaluation",
+        *BETWEEN,
         *END,
     ]
     recorder.events.clear()
