@@ -1,0 +1,167 @@
+"""Average the weights at the ends of the last epochs: stochastic weight averaging."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import SWALR
+
+from lightloop import Loop, Plugin, hookimpl, keep_random, option
+
+
+class SWA(Plugin):
+    """From one epoch on, take the mean of the weights at the end of each (Izmailov et al. 2018); it is the result.
+
+    With a learning rate ``lr`` the schedules of the module stand still from then on, and the rates go to ``lr`` within
+    ``anneal_epochs`` epochs and stay there, as :class:`torch.optim.swa_utils.SWALR` has them.
+
+    When training has ended, otherwise than by an error or an interrupt, the mean is put into the module, and the running
+    statistics of its batch normalization are computed anew for it, by one pass of the training step over the training
+    data without gradients, as :func:`torch.optim.swa_utils.update_bn` does.
+
+    Attributes:
+        average: the mean of each parameter by name; empty before the first.
+        averaged: how many epochs are in it.
+    """
+
+    name = "swa"
+    after = ("lr_schedule",)
+    before = ("checkpoint",)
+
+    start: int | float | None = option(
+        None, "Epoch from which weights are averaged, counted from 0; or a fraction of the training (0.75)."
+    )
+    lr: float | None = option(None, "Learning rate to go to while averaging; None leaves it alone.", enables=False)
+    anneal_epochs: int = option(10, "Epochs that the rate takes to get there; 0 is at once.", enables=False)
+    anneal: Literal["cos", "linear"] = option("cos", "The way it takes.", enables=False)
+    update_bn: bool = option(True, "Compute the statistics of batch normalization anew at the end.", enables=False)
+
+    def check(self) -> None:
+        fraction = isinstance(self.start, float)
+        if self.start is None or not (0 <= self.start < 1 if fraction else self.start >= 0):
+            raise self.refuse("start", "an epoch from 0, or a fraction of the training from 0.0 to below 1.0")
+        if self.lr is not None and self.lr < 0:
+            raise self.refuse("lr", "a learning rate from 0")
+        if self.anneal_epochs < 0:
+            raise self.refuse("anneal_epochs", "a whole number from 0")
+        self.average: dict[str, Tensor] = {}
+        self.averaged = 0
+        self._loaded: Mapping[str, Any] | None = None
+        self._schedulers: list[SWALR] = []
+        self._first = 0
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        if self._loaded is None:
+            self.average, self.averaged = {}, 0
+        self._schedulers = []
+        self._first = self._first_epoch(loop)
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        if self.lr is None or self._schedulers or loop.epoch < self._first:
+            return
+        loop.schedules = []
+        self._schedulers = [
+            SWALR(optimizer, self.lr, anneal_epochs=self.anneal_epochs, anneal_strategy=self.anneal)
+            for optimizer in loop.optimizers
+        ]
+        for scheduler, state in zip(self._schedulers, (self._loaded or {}).get("schedulers", ()), strict=False):
+            scheduler.load_state_dict(state)
+
+    @hookimpl
+    def after_epoch(self, loop: Loop) -> None:
+        if not loop.epoch_finished or loop.epoch < self._first:
+            return
+        self._add(dict(loop.module.named_parameters()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about an epoch in which every step was skipped
+            for scheduler in self._schedulers:
+                scheduler.step()
+
+    @hookimpl
+    def after_fit(self, loop: Loop) -> None:
+        if loop.status not in ("finished", "stopped"):
+            return
+        if not self.averaged:
+            warnings.warn(f"swa_start={self.start}: training ended before an epoch from there on did", stacklevel=2)
+            return
+        with torch.no_grad():
+            for name, parameter in loop.module.named_parameters():
+                parameter.copy_(self.average[name])
+        if self.update_bn:
+            measure_again(loop)
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._schedulers, self._loaded = [], None
+
+    def state_dict(self) -> dict[str, Any]:
+        schedulers = [scheduler.state_dict() for scheduler in self._schedulers]
+        return {"average": self.average, "averaged": self.averaged, "schedulers": schedulers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.average, self.averaged = dict(state["average"]), state["averaged"]
+        self._loaded = state
+
+    def _first_epoch(self, loop: Loop) -> int:
+        if isinstance(self.start, int):
+            return self.start
+        assert self.start is not None
+        total = loop.total_steps
+        if total is None:
+            raise ValueError(
+                f"swa_start={self.start} is a fraction of the training, whose length is not known here: bound it by "
+                "max_epochs or max_steps over a loader that knows its length, or name an epoch"
+            )
+        epoch, steps = 0, 0.0
+        while steps < self.start * total:
+            steps += loop.hook.epoch_steps(loop=loop, epoch=epoch) or total
+            epoch += 1
+        return epoch
+
+    @torch.no_grad()
+    def _add(self, weights: Mapping[str, Tensor]) -> None:
+        """Take ``weights`` into the mean, in the arithmetic of torch's AveragedModel."""
+        if not self.average:
+            self.average = {name: weight.detach().clone() for name, weight in weights.items()}
+        for name, weight in weights.items():
+            average = self.average[name] = self.average[name].to(weight.device)
+            if self.averaged:
+                average.add_((weight - average) / (self.averaged + 1))
+        self.averaged += 1
+
+
+def measure_again(loop: Loop) -> None:
+    """Compute the running statistics of the batch normalization that is in train mode anew, over the training data."""
+    norms = [part for part in loop.module.modules() if isinstance(part, _BatchNorm) and part.training]
+    momenta = [part.momentum for part in norms]
+    put_back = keep_random()
+    loop.replaying = True  # so that nothing is logged
+    begun = False
+    try:
+        for loop.batch_idx, loop.batch in enumerate(loop.train_loader if norms else ()):
+            if not begun:
+                begun = True
+                for part in norms:
+                    part.reset_running_stats()
+                    part.momentum = None  # the mean over all batches
+            loop.piece = loop.hook.move_batch(loop=loop, batch=loop.batch)
+            with torch.no_grad():
+                loop.hook.forward(loop=loop)
+    finally:
+        loop.replaying = False
+        put_back()
+        for part, momentum in zip(norms, momenta, strict=True):
+            part.momentum = momentum
+    if norms and not begun:
+        warnings.warn(
+            "the training data cannot be read a second time, so the statistics of batch normalization are not those of "
+            "the averaged weights: train on a list or a DataLoader",
+            stacklevel=2,
+        )
