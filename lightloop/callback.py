@@ -70,7 +70,7 @@ class Callback:
         """A training batch is done; the older name."""
 
     def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """A training epoch is over, and so is the validation that ends it."""
+        """A training epoch is over; validation at its end follows. What is logged now is of this epoch."""
 
     def on_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
         """A training epoch is over; the older name."""
