@@ -84,7 +84,7 @@ def as_loaders(data: Any) -> dict[str | None, Iterable[Any]]:
     """The loaders in ``data`` by name: one (named None), a mapping of loaders, or a list of them (named "0", "1" …)."""
     if data is None:
         return {}
-    if isinstance(data, Mapping) and data and all(_is_loader(part) for part in data.values()):
+    if isinstance(data, Mapping):
         return {str(name): part for name, part in data.items()}
     if isinstance(data, (list, tuple)) and data and all(_is_loader(part) for part in data):
         return {str(index): part for index, part in enumerate(data)} if len(data) > 1 else {None: data[0]}
@@ -99,6 +99,8 @@ def check_loader(loader: Any, what: str) -> None:
         )
     if isinstance(loader, (Tensor, str, bytes)):
         raise TypeError(f"{what} must give batches; wrap this {type(loader).__name__} in a list or a DataLoader")
+    if isinstance(loader, Mapping):
+        raise TypeError(f"{what} must be one loader; this {type(loader).__name__} has {', '.join(map(str, loader))}")
 
 
 def batch_size(batch: Any) -> int:
@@ -116,6 +118,6 @@ def batch_size(batch: Any) -> int:
 
 
 def _is_loader(value: Any) -> bool:
-    return isinstance(value, DataLoader) or (
-        hasattr(value, "__iter__") and not isinstance(value, (Tensor, str, bytes, Mapping, list, tuple))
-    )
+    if isinstance(value, (Tensor, str, bytes, Mapping, list, tuple)) or hasattr(value, "__array__"):
+        return False  # a batch
+    return isinstance(value, DataLoader) or hasattr(value, "__iter__")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -83,7 +84,7 @@ def evaluate(
     """
     step = defined(loop.module, STEPS[stage])
     if step is None and stage == "predict":
-        step = loop.module.forward
+        step = _whole(loop.module)
     if step is None:
         raise TypeError(f"{type(loop.module).__name__} has no {STEPS[stage]}: define it, or give no data to {stage}")
     hook = loop.hook
@@ -121,6 +122,17 @@ def _run_batch(loop: State, evaluation: Evaluation) -> None:
     if evaluation.stage == "predict":
         evaluation.outputs[-1].append(evaluation.output)
     hook.after_evaluation_batch(loop=loop)  # type: ignore[arg-type]
+
+
+def _whole(module: nn.Module) -> Callable[..., Any]:
+    """``module`` as a step: called as a whole, with its forward hooks, by the signature of its ``forward``."""
+
+    def forward(*arguments: Any, **named: Any) -> Any:
+        return module(*arguments, **named)
+
+    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    forward.__qualname__ = f"{type(module).__qualname__}.forward"
+    return forward
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 Interval = Literal["step", "epoch", "batch"]
+
+
+FORMS = (
+    "an optimizer, a list of optimizers, ([optimizers], [lr_schedulers]), or a mapping with 'optimizer' and perhaps "
+    "'lr_scheduler', or a list of such mappings"
+)
 
 
 @dataclass
@@ -52,8 +59,6 @@ def read_setup(returned: Any, module: nn.Module) -> Setup:
         TypeError, ValueError: if it is none of these; the message says what was found.
     """
     setup = Setup()
-    if returned is None:
-        return setup
     if isinstance(returned, tuple) and len(returned) == 2 and all(isinstance(part, Sequence) for part in returned):
         parts: list[Mapping[str, Any]] = [{"optimizer": optimizer} for optimizer in returned[0]]
         schedulers = list(returned[1])
@@ -64,24 +69,32 @@ def read_setup(returned: Any, module: nn.Module) -> Setup:
         _refuse_unknown(part, {"optimizer", "lr_scheduler", "frequency", "monitor"}, "configure_optimizers")
         optimizer = part.get("optimizer")
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"configure_optimizers must return optimizers, alone or in one of the documented forms; found {optimizer!r}"
-            )
+            raise TypeError(f"configure_optimizers must return {FORMS}; found {optimizer!r}")
         setup.optimizers.append(optimizer)
         for scheduler in _listed(part.get("lr_scheduler")):
             plateau = {"monitor": part["monitor"]} if "monitor" in part else {}
-            schedulers.append(scheduler if isinstance(scheduler, Mapping) else {"scheduler": scheduler, **plateau})
+            schedulers.append(
+                {**plateau, **(scheduler if isinstance(scheduler, Mapping) else {"scheduler": scheduler})}
+            )
     setup.frequencies = [part["frequency"] for part in parts if "frequency" in part]
     if setup.frequencies and len(setup.frequencies) != len(parts):
         raise ValueError(
             "configure_optimizers gives a frequency to some optimizers but not to all; give one to each or to none"
         )
-    if any(not isinstance(every, int) or every < 1 for every in setup.frequencies):
+    if any(type(every) is not int or every < 1 for every in setup.frequencies):
         raise ValueError(
             f"the frequencies of configure_optimizers must be whole numbers from 1; they are {setup.frequencies}"
         )
+    if schedulers and not setup.optimizers:
+        raise ValueError("configure_optimizers returns an lr_scheduler but no optimizer")
     setup.schedules = [_schedule(scheduler, setup.optimizers) for scheduler in schedulers]
     _check_parameters(setup.optimizers, module)
+    if not setup.optimizers and any(parameter.requires_grad for parameter in module.parameters()):
+        warnings.warn(
+            f"{type(module).__name__} has no optimizer: batches go forward and nothing is trained. Return one from "
+            "configure_optimizers",
+            stacklevel=2,
+        )
     return setup
 
 
@@ -121,7 +134,7 @@ def _schedule(given: Any, optimizers: list[Optimizer]) -> Schedule:
         entry, {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}, "lr_scheduler"
     )
     scheduler = entry.get("scheduler")
-    if not hasattr(scheduler, "step"):
+    if not hasattr(scheduler, "step") or isinstance(scheduler, type):
         raise TypeError(f"an lr_scheduler must have a step method; found {scheduler!r}")
     owner = getattr(scheduler, "optimizer", optimizers[0])
     index = next((index for index, optimizer in enumerate(optimizers) if optimizer is owner), None)
@@ -142,7 +155,7 @@ def _schedule(given: Any, optimizers: list[Optimizer]) -> Schedule:
         raise ValueError(
             f"an lr_scheduler's interval must be one of {', '.join(get_args(Interval))}; it is {schedule.interval!r}"
         )
-    if not isinstance(schedule.frequency, int) or schedule.frequency < 1:
+    if type(schedule.frequency) is not int or schedule.frequency < 1:
         raise ValueError(f"an lr_scheduler's frequency must be a whole number from 1; it is {schedule.frequency!r}")
     needs_metric = entry.get("reduce_on_plateau") or type(scheduler).__name__ == "ReduceLROnPlateau"
     if needs_metric and schedule.monitor is None:
@@ -153,11 +166,13 @@ def _schedule(given: Any, optimizers: list[Optimizer]) -> Schedule:
 
 
 def _refuse_unknown(entry: Mapping[str, Any], known: set[str], where: str) -> None:
-    if unknown := sorted(set(entry) - known):
+    if unknown := sorted(set(entry) - known, key=str):
         raise ValueError(f"{where} has the unknown key {unknown[0]!r}; the known ones are {', '.join(sorted(known))}")
 
 
 def _check_parameters(optimizers: list[Optimizer], module: nn.Module) -> None:
+    if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
+        raise ValueError("configure_optimizers returns one optimizer twice: it would step twice in each window")
     own = {id(parameter) for parameter in module.parameters()}
     for optimizer in optimizers:
         if own and not any(id(parameter) in own for parameter in parameters_of(optimizer)):

@@ -40,11 +40,15 @@ def bind(step: Callable[..., Any], arguments: Mapping[str, Argument]) -> Step:
     if not positional and not rest:
         raise TypeError(f"{name} must take the batch as its first argument; it takes {inspect.signature(step)}")
     given = [arguments["batch"]] if positional else [arguments["batch"], arguments["batch_idx"]]
+    if positional and positional[0].name in {*arguments} - {"batch"}:
+        raise TypeError(f"{name} must take the batch as its first argument, not {positional[0].name!r}")
     by_name = {}
     for parameter in parameters:
         if parameter in positional[:1] or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if parameter.name in arguments:
+        if parameter.name in arguments and parameter.kind is parameter.POSITIONAL_ONLY:
+            given.append(arguments[parameter.name])
+        elif parameter.name in arguments:
             by_name[parameter.name] = arguments[parameter.name]
         elif parameter.default is parameter.empty:
             raise TypeError(f"{name} wants the argument {parameter.name!r}; what it can have is {', '.join(arguments)}")

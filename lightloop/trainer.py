@@ -90,6 +90,7 @@ class Trainer(Familiar):
             TypeError, ValueError: if there is no training step, no data, or a loss that cannot be differentiated.
             BaseException: whatever was raised by the user's code or a plugin: the same object, with notes on where.
         """
+        _check_module(module)
         if defined(module, "training_step") is None:
             raise TypeError(
                 f"{type(module).__name__} has no training_step: define training_step(self, batch, batch_idx)"
@@ -146,6 +147,7 @@ class Trainer(Familiar):
         return self.loop
 
     def _evaluate(self, module: nn.Module, stage: Stage, data: Any, options: Mapping[str, Any]) -> Evaluation:
+        _check_module(module)
         source = _source(module, stage, data)
         if source is None:
             raise ValueError(
@@ -177,6 +179,12 @@ class Trainer(Familiar):
         return {**self.__dict__, "loop": None}
 
 
+def _check_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}; make one, {module.__name__}(...)" if isinstance(module, type) else module
+        raise TypeError(f"module must be a torch.nn.Module; it is {what}")
+
+
 def _source(module: nn.Module, stage: Stage, data: Any) -> Callable[[], Any] | None:
     if data is not None:
         return lambda: data
@@ -188,10 +196,11 @@ def _source(module: nn.Module, stage: Stage, data: Any) -> Callable[[], Any] | N
 
 @contextmanager
 def _known_to(module: nn.Module, loop: Loop) -> Iterator[None]:
-    if isinstance(module, Module):
-        object.__setattr__(module, "_loop", loop)
+    before = [(part, part._loop) for part in module.modules() if isinstance(part, Module)]  # a user may have wrapped it
+    for part, _ in before:
+        object.__setattr__(part, "_loop", loop)
     try:
         yield
     finally:
-        if isinstance(module, Module):
-            object.__setattr__(module, "_loop", None)
+        for part, previous in before:
+            object.__setattr__(part, "_loop", previous)
