@@ -154,9 +154,8 @@ class EarlyStopping(Plugin):
         if self.divergence_threshold is not None and self._better(-score, -self.divergence_threshold):
             return f"early stopping: {name} is worse than {self.divergence_threshold}"
         if self.wait_count and self.wait_count >= self.patience:
-            return (
-                f"early stopping: {name} has not improved on {self.best_score:.6g} for {max(1, self.patience)} checks"
-            )
+            checks = "1 check" if self.patience < 2 else f"{self.patience} checks"
+            return f"early stopping: {name} has not improved on {self.best_score:.6g} for {checks}"
         return None
 
     def _say_missing(self, loop: Loop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Generator
 from typing import Any
@@ -75,44 +76,24 @@ class SeedWorker:
         info = get_worker_info()
         assert info is not None
         kind = type(info.dataset)
-        layers: list[type] = [_Items]
         if isinstance(info.dataset, IterableDataset):
-            layers = [_Stream]
-        elif hasattr(kind, "__getitems__"):
-            layers = [_Batches, _Items]
-        try:
-            info.dataset.__class__ = type(kind.__name__, (*layers, kind), {})
-        except TypeError:  # a list or another built-in: its items have nothing random about them
-            return
-        vars(info.dataset)["_seed"] = self
+            seeded = {"__iter__": self.seeding(kind.__iter__, self.rank, worker)}  # type: ignore[attr-defined]
+        else:
+            names = [name for name in ("__getitem__", "__getitems__") if hasattr(kind, name)]
+            seeded = {name: self.seeding(getattr(kind, name)) for name in names}
+        with contextlib.suppress(TypeError):  # a list or another built-in: its items have nothing random about them
+            info.dataset.__class__ = type(kind.__name__, (kind,), seeded)
+
+    def seeding(self, method: Callable[..., Any], *who: object) -> Callable[..., Any]:
+        """``method`` of a dataset, which seeds by ``who`` and its arguments before it is called."""
+
+        def call(dataset: Any, *arguments: Any) -> Any:
+            self.by(method.__name__, *who, *arguments)
+            return method(dataset, *arguments)
+
+        return call
 
     def by(self, *what: object) -> None:
         """Seed the generators of this process by the epoch and ``what``."""
         text = repr((self.seed, int(self.epoch), *what))
         seed_everything(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big"))
-
-
-class _Seeded:
-    """Goes before the class of a dataset, in a worker."""
-
-    _seed: SeedWorker
-
-
-class _Items(_Seeded):
-    def __getitem__(self, index: Any) -> Any:
-        self._seed.by("item", index)
-        return super().__getitem__(index)  # type: ignore[misc]
-
-
-class _Batches(_Seeded):
-    def __getitems__(self, indices: Any) -> Any:
-        self._seed.by("items", *indices)
-        return super().__getitems__(indices)  # type: ignore[misc]
-
-
-class _Stream(_Seeded):
-    def __iter__(self) -> Any:
-        info = get_worker_info()
-        assert info is not None
-        self._seed.by("worker", self._seed.rank, info.id)
-        return super().__iter__()  # type: ignore[misc]
