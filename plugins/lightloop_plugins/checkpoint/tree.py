@@ -106,9 +106,11 @@ def _encode_mapping(value: Mapping[Any, Any], path: tuple[str, ...], tensors: di
 
 
 def _encode_tensor(value: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+    odd = value.layout is not torch.strided or value.is_quantized or value.device.type == "meta"
+    if odd or hasattr(value, "to_local"):  # a DTensor is one rank's share
         raise CheckpointError(
-            f"{_show(path)}: a tensor must be dense and have values to be stored; this one is {value.layout} on {value.device}"
+            f"{_show(path)}: a tensor must be dense, whole and have values to be stored; this {type(value).__name__} is "
+            f"{value.layout} on {value.device}"
         )
     name = _show(path)
     while name in tensors:  # two keys may read the same, such as 1 and "1"
