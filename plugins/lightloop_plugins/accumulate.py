@@ -63,10 +63,10 @@ class Accumulate(Plugin):
         window = loop.window
         if not window.contributions:
             window.planned = self._size(loop)
-        full = window.batches >= self.factor or loop.is_last_batch
-        if full and (self.factor == 1 or loop.piece_idx == len(loop.pieces) - 1):
+        if self.factor == 1:  # each piece of a batch may be a window of its own
             return None
-        return True
+        full = window.batches >= self.factor or loop.is_last_batch
+        return None if full and loop.piece_idx == len(loop.pieces) - 1 else True
 
     def _factor(self, epoch: int) -> int:
         started = [start for start in self.schedule if start <= epoch]
@@ -74,6 +74,6 @@ class Accumulate(Plugin):
 
     def _size(self, loop: Loop) -> int:
         """How many batches the window will hold, as far as that is known."""
-        rest = self.factor - (loop.window.batches - 1)
+        rest = self.factor - max(0, loop.window.batches - 1)
         left = loop.num_batches
         return max(1, rest if left is None else min(rest, left - loop.batch_idx))

@@ -159,6 +159,14 @@ def test_a_window_of_several_batches_closes_after_the_last_piece_of_its_last_bat
     assert same(module, plain)
 
 
+def test_a_schedule_that_does_not_accumulate_steps_each_piece():
+    module, plain = Recurrent(), Recurrent()
+    result = Trainer(truncated_bptt_steps=4, accumulate_grad_batches={0: 1, 1: 2}).fit(module, sequences(3))
+    Trainer(truncated_bptt_steps=4).fit(plain, sequences(3))
+    assert result.global_step == 9
+    assert same(module, plain)
+
+
 def test_pieces_without_loss_leave_the_mean_to_the_others():
     class skips(Recurrent):
         def training_step(self, batch, hiddens):
