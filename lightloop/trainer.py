@@ -168,7 +168,8 @@ class Trainer(Familiar):
                 loop.hook.begin(loop.plugins, begun, loop=loop)
                 result = work()
             except BaseException as error:
-                error.add_note(f"at {loop.place()}")
+                if loop.stage == "fit":  # a pass of evaluation has said where it was
+                    error.add_note(f"at {loop.place()}")
                 loop.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 loop.hook.conclude("on_error", *endings, error=error, among=begun, loop=loop)
                 raise
