@@ -63,6 +63,12 @@ class Familiar:
         size = self.loop.num_batches if self.loop else 0
         return float("inf") if size is None else size
 
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """How many optimizer steps the whole run will make, as far as that is known; else infinity."""
+        steps = self.loop.total_steps if self.loop else 0
+        return float("inf") if steps is None else steps
+
     # --------------------------------------------------------------------------------------------- what it works on
 
     @property

@@ -85,6 +85,7 @@ def test_during_a_fit_it_says_how_far_it_is():
         {"progress": (0, 1, 1, 2), "last": True, "loss": (-2.0, False), "stage": ["training"]},
     ]
     assert (user.current_epoch, user.total_batch_idx, user.num_training_batches) == (1, 2, 2)
+    assert user.estimated_stepping_batches == 2
     assert (user.model, stage_of(user), len(user.optimizers)) == (module, [], 1)
     assert user.train_dataloader is user.loop.train_loader
 

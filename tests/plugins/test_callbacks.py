@@ -422,3 +422,10 @@ def test_left_out_no_event_is_told():
     module = listening(Probe, "", out, EVENTS)()
     Trainer(plugins=["-*"]).fit(module, probe_batches(1))
     assert out == []
+
+
+def test_the_module_alone_is_told_of_performance_checks():
+    out = []
+    events = ["on_pre_performance_check", "on_validation_start", "on_validation_end", "on_post_performance_check"]
+    trainer().validate(listening(TinyClassifier, "", out, events)(), classification_batches(1))
+    assert out == events
