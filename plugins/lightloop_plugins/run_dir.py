@@ -12,7 +12,10 @@ from lightloop import Key, Loop, Plugin, hookimpl, option
 
 RUN_DIR: Key[Path] = Key("run_dir.path")
 """The directory of the run, the same on every rank; in a fit from the first before_epoch on, otherwise from
-before_evaluation on. Whoever needs it says ``requires = ("run_dir",)``; where nobody does, none is made."""
+before_evaluation on. Whoever needs it says ``requires = ("run_dir",)``; where nobody does, none is made. Whoever knows
+which run is gone on with sets it before."""
+RUN_FOLDERS: Key[list[Path]] = Key("run_dir.folders")
+"""The directories of the runs of this experiment that are there when a fit begins, the newest first."""
 
 
 class RunDir(Plugin):
@@ -53,6 +56,7 @@ class RunDir(Plugin):
         if loop.stage == "fit":  # an evaluation by the same trainer belongs to its last fit
             self._resumed = self.path = None
         asking = [plugin for plugin in loop.plugins if self.name in plugin.requires]
+        loop.stash[RUN_FOLDERS] = self._folders(loop)
         if not any(loop.stage == "fit" or "logger" in plugin.tags for plugin in asking):
             loop.leave_out(self)
 
@@ -78,16 +82,18 @@ class RunDir(Plugin):
         self.path = loop.stash[RUN_DIR] = path
 
     def _choose(self, loop: Loop) -> Path:
-        known = self.path or self._resumed
-        if self.version is None and known is not None and os.path.isdir(known):
-            return Path(known)
-        root = Path(self.root or os.environ.get("LIGHTLOOP_RUNS") or "runs")
-        parent = root / plain(self.run_name or type(loop.module).__name__)
+        parent = self._parent(loop)
+        if self.version is None:
+            told = loop.stash.get(RUN_DIR) or self.path
+            if told is not None and told.is_dir():
+                return told
+            # What a checkpoint says is somebody else's word: it may name a run of this experiment, and nothing else.
+            if self._resumed is not None and Path(self._resumed) in self._folders(loop):
+                return Path(self._resumed)
         parent.mkdir(parents=True, exist_ok=True)
         if self.version is not None:
-            return parent / (f"version_{self.version}" if isinstance(self.version, int) else plain(self.version))
-        taken = [int(found[1]) for each in parent.iterdir() if (found := re.fullmatch(r"version_(\d+)", each.name))]
-        number = max(taken, default=-1) + 1
+            return self._asked(parent)
+        number = 1 + max((number for number, _ in _versions(parent)), default=-1)
         while True:
             path = parent / f"version_{number}"
             try:
@@ -96,6 +102,25 @@ class RunDir(Plugin):
                 number += 1
             else:
                 return path
+
+    def _parent(self, loop: Loop) -> Path:
+        root = Path(self.root or os.environ.get("LIGHTLOOP_RUNS") or "runs")
+        return root / plain(self.run_name or type(loop.module).__name__)
+
+    def _asked(self, parent: Path) -> Path:
+        return parent / (f"version_{self.version}" if isinstance(self.version, int) else plain(str(self.version)))
+
+    def _folders(self, loop: Loop) -> list[Path]:
+        parent = self._parent(loop)
+        if self.version is not None:
+            return [path for path in [self._asked(parent)] if path.is_dir()]
+        return [path for _, path in sorted(_versions(parent), reverse=True)]
+
+
+def _versions(parent: Path) -> list[tuple[int, Path]]:
+    if not parent.is_dir():
+        return []
+    return [(int(found[1]), path) for path in parent.iterdir() if (found := re.fullmatch(r"version_(\d+)", path.name))]
 
 
 def plain(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -16,6 +17,8 @@ from lightloop_plugins.checkpoint.positions import position
 from lightloop_plugins.checkpoint.random_state import take_global
 
 COUNTERS = ("epoch", "batch_idx", "total_batches", "total_pieces", "global_step", "skipped_steps")
+_BOUND = re.compile("[a-z_]+=")
+"""How a stop is worded that comes from an option's value, ``max_steps=10 reached``: it is found again, or was raised."""
 FIELDS = ("planned", "batches", "contributions", "weighted", "warned")
 
 
@@ -33,7 +36,7 @@ def take(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
         "schedulers": model.take_schedulers(loop),
         "plugins": {plugin.key: take_plugin(plugin) for plugin in loop.plugins},
         "counters": {**{name: getattr(loop, name) for name in COUNTERS}, "optimizer_steps": list(loop.optimizer_steps)},
-        "stop_reasons": [reason for reason in loop.stop_reasons if not _is_bound(reason, loop)],
+        "stop_reasons": [] if loop.stopping else [each for each in loop.stop_reasons if not _BOUND.match(each)],
         "ranks": loop.world.gather(own) if loop.world.size > 1 else [own],
     }
 
@@ -134,11 +137,6 @@ class Restoration:
                 state = type(plugin).migrate_state(state, version)
             states[plugin.key] = state
         return states
-
-
-def _is_bound(reason: str, loop: Loop) -> bool:
-    """Whether a stop comes from an option's value (``max_steps=10 reached``): it is found again, or has been raised."""
-    return reason.partition("=")[0].isidentifier() and "=" in reason.split(" ")[0]
 
 
 def _take_window(window: Window) -> dict[str, Any]:

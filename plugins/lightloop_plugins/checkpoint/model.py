@@ -131,7 +131,7 @@ def check_optimizers(loop: Loop, states: list[Any], what: str) -> None:
 def apply_optimizers(loop: Loop, states: list[Any]) -> None:
     """Put back what :func:`take_optimizers` took, with the types that it had."""
     for optimizer, saved in zip(loop.optimizers, states, strict=True):
-        optimizer.load_state_dict(saved["state"])
+        optimizer.load_state_dict(cloned(saved["state"]))
         _retype(optimizer, saved["state"]["state"])
 
 
@@ -159,7 +159,18 @@ def check_schedulers(loop: Loop, states: list[Any], what: str) -> None:
 def apply_schedulers(loop: Loop, states: list[Any]) -> None:
     """Put back what :func:`take_schedulers` took; the optimizers' learning rates are already theirs."""
     for schedule, saved in zip(loop.schedules, states, strict=True):
-        schedule.scheduler.load_state_dict(saved["state"])
+        schedule.scheduler.load_state_dict(cloned(saved["state"]))
+
+
+def cloned(value: Any) -> Any:
+    """A tree whose containers and tensors nobody else holds."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return type(value)({key: cloned(part) for key, part in value.items()})
+    if isinstance(value, (list, tuple)):
+        return type(value)(cloned(part) for part in value)
+    return value
 
 
 def _retype(optimizer: Optimizer, saved: Mapping[int, Any]) -> None:

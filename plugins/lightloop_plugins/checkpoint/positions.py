@@ -90,7 +90,7 @@ class Resumed:
                 stacklevel=2,
             )
         if kind == "itself":
-            return iter(inner.iter_from(skip)) if skip else iter(self.loader)
+            return itertools.chain(inner.iter_from(skip)) if skip else iter(self.loader)
         if kind == "state" and "state" in self._state:
             inner.load_state_dict(self._state["state"])
             batches: Iterator[Any] = iter(inner)

@@ -37,7 +37,7 @@ BAD, DEAD, TEMPORARY = ".bad-", ".dead-", ".tmp-"
 
 @dataclass(frozen=True)
 class Content:
-    """A state that is ready to be written: nothing in it changes any more."""
+    """A state that is ready to be written, as long as nobody changes its tensors."""
 
     state: bytes
     tensors: Mapping[str, Tensor]
@@ -53,6 +53,10 @@ class Content:
                 "store long lists of numbers as tensors"
             )
         return cls(state, tensors)
+
+    def frozen(self) -> Content:
+        """The same, in memory of its own on the CPU: training may go on."""
+        return Content(self.state, {n: t.detach().to("cpu", copy=True) for n, t in self.tensors.items()})
 
     @property
     def size(self) -> int:

@@ -1,0 +1,351 @@
+"""Save the run now and then, and go on from what was saved."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Generator, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+from lightloop import Every, Loop, Plugin, hookimpl, option
+from lightloop_plugins.checkpoint.content import Restoration, take
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
+from lightloop_plugins.checkpoint.positions import Resumed, epoch_start, innermost, kind_of
+from lightloop_plugins.checkpoint.record import describe_run, differences
+from lightloop_plugins.checkpoint.remote import folder_of
+from lightloop_plugins.checkpoint.saver import Saver, new_run
+from lightloop_plugins.checkpoint.storage import PREFIX, Content, LocalFolder
+from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
+
+log = logging.getLogger("lightloop")
+
+FOLDER = "checkpoints"
+"""What the folder is called in a run's directory."""
+EXCEPTION = "exception-"
+"""How the name of a checkpoint begins that an error had made; ``resume="auto"`` does not take one."""
+
+
+class Checkpoint(Plugin):
+    """Save everything that the run needs to go on to the bit, at boundaries between batches; resume from it.
+
+    A checkpoint is a directory ``step-<steps>-batch-<batches>`` that appears whole or not at all and is never changed;
+    the newest is the one with the highest numbers that verifies. Saved is in the rhythm of ``save_every``, when the
+    monitored metric improves, when training is stopped or interrupted, and at its end.
+    """
+
+    name = "checkpoint"
+    after = ("run_dir", "accelerator", "strategy")
+    requires = ("run_dir",)
+    default = True
+
+    enabled: bool = option(
+        True, "Save checkpoints.", flag="enable_checkpointing", switch=True, aliases=("checkpoint_callback",)
+    )
+    directory: str | os.PathLike[str] | None = option(
+        None,
+        "Where checkpoints are kept: a path or a URL that fsspec knows; by default 'checkpoints' in the run's directory.",
+        flag="checkpoint_dir",
+    )
+    every: int | float | str | timedelta | Every | Mapping[int, Any] | None = option(
+        "1 epoch",
+        "When to save: so many steps, '2 epochs', '500 batches', '15 min'; None saves at the end alone.",
+        flag="save_every",
+    )
+    monitor: str | None = option(
+        None, "The metric that ranks checkpoints; one is saved when it improves.", flag="monitor"
+    )
+    mode: Literal["min", "max"] = option(
+        "min", "Whether the monitored metric is better low or high.", flag="monitor_mode"
+    )
+    top_k: int = option(1, "Keep so many of the best by the monitored metric; -1 keeps all.", flag="save_top_k")
+    last: int = option(2, "Keep so many of the newest, from 1.", flag="save_last")
+    weights_only: bool = option(False, "Save the module's weights and nothing else.", flag="save_weights_only")
+    on_exception: bool = option(
+        False, "Save when an error ends the run; resumed from it, a run is not exact.", flag="save_on_exception"
+    )
+    threaded: bool = option(False, "Write on a thread while training goes on.", flag="async_save")
+    on_save_error: Literal["raise", "warn"] = option(
+        "raise",
+        "Whether a save that fails ends the run, or three in a row may fail with a warning.",
+        flag="on_save_error",
+    )
+    resume: str | os.PathLike[str] | None = option(
+        None,
+        "Go on from a checkpoint: its path, a folder of them, or 'auto' for the newest of this experiment, if there is one.",
+        flag="resume",
+        aliases=("resume_from_checkpoint", "ckpt_path"),
+    )
+    strict: bool = option(
+        False, "Refuse to resume where plugins or the environment differ, instead of a warning.", flag="resume_strict"
+    )
+
+    def check(self) -> None:
+        if self.last < 1:
+            raise self.refuse("last", "a whole number from 1")
+        if self.top_k < -1:
+            raise self.refuse("top_k", "a whole number from 0, or -1 for all")
+        self._every = None if self.every is None else Every(self.every)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._saver: Saver | None = None
+        self._found: Found | None = None
+        self._restoration: Restoration | None = None
+        self._start: Any = None
+        self._due = self._evaluated = self._exact = False
+        self._best: float | None = None
+        self._updates = 0
+        self._place: tuple[int, int] | None = None
+        self.last_path: str | None = None
+
+    # ------------------------------------------------------------------------------------------------------ resuming
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        self._forget()
+        if loop.stage != "fit":
+            loop.leave_out(self)
+
+    @hookimpl(wrapper=True)
+    def before_fit(self, loop: Loop) -> Generator[None, None, None]:
+        if self._every is not None:
+            self._every.start(loop)
+        if self.resume is not None:
+            self._found = self._find(loop)
+        if self._found is None:
+            yield
+            return
+        what = self._found.folder.describe(self._found.name)
+        self._compare(loop, what, self._found.manifest.body)
+        self._restoration = Restoration(loop, self._found.state, what)
+        self._restoration.apply()
+        yield  # plugins get ready for a fit that begins; what they were is put back after
+        self._restoration.finish()
+        self._place = (loop.global_step, loop.total_batches)
+        if isinstance(self._found.folder, LocalFolder) and self._found.folder.path.name == FOLDER:
+            loop.stash[RUN_DIR] = self._found.folder.path.parent
+        log.info("resumed from %s: epoch %d, batch %d, step %d", what, loop.epoch, loop.batch_idx, loop.global_step)
+
+    def _find(self, loop: Loop) -> Found | None:
+        found = self._load(loop) if loop.world.is_main else None
+        if loop.world.size > 1:
+            chosen = loop.world.broadcast(None if found is None else (found.folder.place, found.name))
+            if chosen is not None and found is None:
+                found = load_one(folder_of(chosen[0]), chosen[1])
+        return found
+
+    def _load(self, loop: Loop) -> Found | None:
+        if str(self.resume) != "auto":
+            return load_path(str(self.resume))
+        places = [self.directory] if self.directory is not None else [path / FOLDER for path in loop.stash[RUN_FOLDERS]]
+        for place in places:
+            if (found := load_newest(folder_of(place))) is not None:
+                return found
+        log.info("resume='auto': there is no checkpoint yet, training begins")
+        return None
+
+    def _compare(self, loop: Loop, what: str, body: Mapping[str, Any]) -> None:
+        if body.get("content") != "run":
+            raise CheckpointError(f"{what} has weights alone: a run cannot go on from it. Load it with load_weights")
+        found = differences(loop, body)
+        if not body.get("exact", True):
+            found.append("it was saved when an error ended the run, in the middle of a batch")
+        if found and self.strict:
+            raise CheckpointError(
+                f"{what} is of another run than this, and resume_strict is set:\n  " + "\n  ".join(found)
+            )
+        if found and loop.world.is_main:
+            warnings.warn(f"{what} is of another run than this; what differs:\n  " + "\n  ".join(found), stacklevel=2)
+
+    @hookimpl(wrapper=True)
+    def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
+        restoration, self._restoration, loader = self._restoration, None, loop.train_loader
+        if restoration is None:
+            self._start = None if kind_of(innermost(loader)) == "itself" else epoch_start(loader)
+            return (yield)
+        rank = restoration.rank
+        self._start = rank["loader"].get("start")
+        if not loop.batch_idx and kind_of(innermost(loader)) != "itself":
+            self._start = {"global": rank["random"], "generators": rank["loader"].get("now", {})}
+        loop.train_loader = Resumed(loader, loop.batch_idx, rank["loader"], rank["random"])
+        try:
+            return (yield)
+        finally:
+            loop.train_loader = loader
+
+    # -------------------------------------------------------------------------------------------------------- saving
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        if self._saver is not None or not self.enabled or not loop.world.is_main:
+            return
+        folder = folder_of(self.directory if self.directory is not None else loop.stash[RUN_DIR] / FOLDER)
+        same = self._found is not None and self._found.folder.place == folder.place
+        asked = same and str(self.resume) != "auto"
+        saver = Saver(
+            folder,
+            self._run(folder.place),
+            self.last,
+            self.top_k,
+            self.monitor,
+            self.mode,
+            self.on_save_error == "warn",
+            self.threaded,
+            self._found.name if asked and self._found else None,
+        )
+        saver.open()
+        self._saver = saver
+
+    def _run(self, place: str) -> str:
+        """The identity that the run goes on with: its old one, unless it has a later past in that place."""
+        if self._found is None or self._found.folder.place != place:
+            return new_run()
+        found = self._found
+        later = [name for name in found.folder.names() if name != found.name and name > found.name]
+        if str(self.resume) != "auto" and any(_of_run(found, name) for name in later):
+            return new_run()
+        return found.manifest.run
+
+    @hookimpl
+    def after_batch(self, loop: Loop) -> None:
+        if self._every is not None and self._every.due(loop):
+            self._due = True
+
+    @hookimpl
+    def after_epoch(self, loop: Loop) -> None:
+        self._evaluated = True
+        if self._every is not None and self._every.due_at_epoch_end(loop):
+            self._due = True
+
+    @hookimpl
+    def after_evaluation(self, loop: Loop) -> None:
+        self._evaluated = True
+
+    @hookimpl
+    def between_batches(self, loop: Loop) -> None:
+        improved = self._evaluated and self._improves(loop)
+        due, self._due, self._evaluated = self._due or improved, False, False
+        ends = loop.stopping or (loop.batch_idx == 0 and not loop.hook.epochs_remain(loop=loop))
+        if (due or ends) and self.enabled and (loop.global_step, loop.total_batches) != self._place:
+            self._save(loop)
+
+    def _improves(self, loop: Loop) -> bool:
+        updates = loop.metrics.updates.get(self.monitor, 0) if self.monitor else 0
+        if updates == self._updates:
+            return False
+        self._updates = updates
+        value = loop.world.broadcast(float(loop.metrics.latest[self.monitor]))  # type: ignore[index]
+        score = value if self.mode == "max" else -value
+        if score == score and (self._best is None or score > self._best):
+            self._best = score
+            return True
+        return False
+
+    def _save(self, loop: Loop, exact: bool = True) -> None:
+        self._place = (loop.global_step, loop.total_batches)
+        failure: Exception | None = None
+        content = Content.of(self._content(loop))
+        if self._saver is not None:
+            try:
+                self.last_path = self._write(loop, self._saver, content, exact)
+            except Exception as error:
+                failure = error
+        if loop.world.size > 1:
+            (said,) = loop.world.agree(None if failure is None else str(failure))
+            if said is not None and failure is None:
+                failure = CheckpointError(said)
+        if failure is not None:
+            raise failure
+
+    def _content(self, loop: Loop) -> dict[str, Any]:
+        if self.weights_only:
+            return {"module": {"weights": dict(loop.module.state_dict())}}
+        return take(loop, self._start)
+
+    def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool) -> str:
+        body = {
+            "step": loop.global_step,
+            "batch": loop.total_batches,
+            "content": "weights" if self.weights_only else "run",
+            "exact": exact,
+            **describe_run(loop),
+        }
+        value = body["metrics"].get(self.monitor) if self.monitor else None
+        if self.monitor and self.monitor not in body["metrics"] and not loop.batch_idx:
+            warnings.warn(
+                f"monitor={self.monitor!r} names no metric that has been logged; there are "
+                f"{', '.join(body['metrics']) or 'none'}. The checkpoint ranks last",
+                stacklevel=3,
+            )
+        score = None if value is None else value if self.mode == "max" else -value
+        name = saver.save(content, body, score, PREFIX if exact else EXCEPTION)
+        return f"{saver.folder.place}/{name}"
+
+    # --------------------------------------------------------------------------------------------------- ways out
+
+    @hookimpl
+    def on_error(self, loop: Loop, error: BaseException) -> None:
+        if (
+            self.on_exception
+            and self._saver is not None
+            and loop.world.size == 1
+            and not isinstance(error, CheckpointError)
+        ):
+            self._save(loop, exact=False)
+
+    @hookimpl
+    def after_fit(self, loop: Loop) -> None:
+        if self._saver is not None:
+            self._saver.wait()
+            if self._saver.failures:
+                raise CheckpointError(
+                    f"the last save failed, and the end of the run is not in {self._saver.folder.place}"
+                )
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        saver, self._saver = self._saver, None
+        self._found = self._restoration = self._start = None
+        if saver is not None:
+            self.best_path = None if saver.best is None else f"{saver.folder.place}/{saver.best.name}"
+            saver.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "every": None if self._every is None else self._every.state_dict(),
+            "best": self._best,
+            "seen": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._best, self._updates = state["best"], state["seen"]
+        if self._every is not None and state["every"] is not None:
+            self._every.load_state_dict(state["every"])
+
+
+def load_path(place: str) -> Found:
+    """The checkpoint at ``place``, or the newest one in it where it is a folder of them or of a run.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    parent, _, name = place.rstrip("/").rpartition("/")
+    if re.match(f"{PREFIX}|{EXCEPTION}", name):
+        return load_one(folder_of(parent or "."), name)
+    for folder in (place, f"{place.rstrip('/')}/{FOLDER}"):
+        if (found := load_newest(folder_of(folder))) is not None:
+            return found
+    raise CheckpointError(
+        f"resume={place!r}: there is no checkpoint; give the path of one, a folder of them, or 'auto'"
+    )
+
+
+def _of_run(found: Found, name: str) -> bool:
+    try:
+        return found.folder.manifest(name).run == found.manifest.run
+    except CheckpointError:
+        return False

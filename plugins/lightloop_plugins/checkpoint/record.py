@@ -1,0 +1,76 @@
+"""What a checkpoint says of the run that it is of, and how that differs from the run that goes on from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import math
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lightloop import Loop, fetch
+
+SHOWN = 200
+"""How long the text of an option's value may be."""
+
+
+def describe_run(loop: Loop) -> dict[str, Any]:
+    """Versions, plugins in their order, options, metrics, and all else on which the bits of a result depend."""
+    numbers = fetch(loop.metrics.latest)
+    return {
+        "counters": {"epoch": loop.epoch, "batch_idx": loop.batch_idx, "global_step": loop.global_step},
+        "metrics": {name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        "plugins": [[plugin.key, type(plugin).__module__, type(plugin).state_version] for plugin in loop.plugins],
+        "options": {plugin.key: _options(plugin) for plugin in loop.plugins},
+        "environment": environment(loop),
+    }
+
+
+def environment(loop: Loop) -> dict[str, str]:
+    """What must be the same for a resumed run to be the same to the bit."""
+    return {
+        "lightloop": _version("lightloop"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": str(loop.device.type),
+        "processes": str(loop.world.size),
+        "threads": str(torch.get_num_threads()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
+        "default_dtype": str(torch.get_default_dtype()),
+    }
+
+
+def differences(loop: Loop, body: Mapping[str, Any]) -> list[str]:
+    """In what the run that made the checkpoint differs from this one, one line each."""
+    lines = []
+    there = {str(key): version for key, _, version in body.get("plugins", ())}
+    here = {plugin.key: type(plugin).state_version for plugin in loop.plugins}
+    if gone := [key for key in there if key not in here]:
+        lines.append(f"plugins that are not live now: {', '.join(gone)}")
+    if new := [key for key in here if key not in there]:
+        lines.append(f"plugins that were not live then, and begin anew: {', '.join(new)}")
+    common = [key for key in there if key in here]
+    if common != [key for key in here if key in there]:
+        lines.append(f"the order of plugins: then {', '.join(common)}")
+    was = body.get("environment", {})
+    for name, now in environment(loop).items():
+        if was.get(name) != now:
+            lines.append(f"{name}: then {was.get(name)}, now {now}")
+    return lines
+
+
+def _options(plugin: Any) -> dict[str, str]:
+    return {field.name: repr(getattr(plugin, field.name))[:SHOWN] for field in dataclasses.fields(plugin)}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,116 @@
+"""Write the checkpoints of one run, now or on a thread, and keep their number small."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.retention import Saved, find_saved, remove, to_remove
+from lightloop_plugins.checkpoint.storage import PREFIX, Content, Folder
+
+MAX_FAILURES = 3
+"""So many saves in a row may fail with a warning; the next one is an error."""
+
+
+def new_run() -> str:
+    """An identity for a run; it draws no random number that training could miss."""
+    return uuid.uuid4().hex[:12]
+
+
+@dataclass
+class Saver:
+    """One run's writer, opened for a folder."""
+
+    folder: Folder
+    run: str
+    last: int
+    top: int
+    monitor: str | None
+    mode: str
+    warn: bool
+    """Whether a save that fails is a warning."""
+    threaded: bool
+    resumed: str | None = None
+    """The checkpoint in the folder that the run was told to go on from; it is never deleted."""
+    saved: list[Saved] = field(default_factory=list)
+    failures: int = 0
+
+    def open(self) -> None:
+        """Become the writer of the folder, and find what the run has in it."""
+        self.folder.open(self.run)
+        self.saved = find_saved(self.folder, self.run, self.monitor, self.mode)
+        self._pool = ThreadPoolExecutor(1, "checkpoint") if self.threaded else None
+        self._flying: Future[None] | None = None
+
+    def save(self, content: Content, body: Mapping[str, Any], score: float | None, prefix: str = PREFIX) -> str:
+        """Write a checkpoint; its name. With a thread, it is written when :meth:`wait` has returned."""
+        self.wait()
+        name = self._name(body, prefix)
+        entry = Saved(name, (body["step"], body["batch"]), score)
+        parent = self.saved[-1].name if self.saved else self.resumed
+        body = {"run": self.run, "parent": parent, **body}
+        if self._pool is not None:
+            self._flying = self._pool.submit(self._write, entry, content.frozen(), body)
+        else:
+            try:
+                self._write(entry, content, body)
+            except Exception as error:
+                self._failed(error)
+        return name
+
+    def wait(self) -> None:
+        """Wait for the save that is under way; its error is raised here."""
+        flying, self._flying = self._flying, None
+        if flying is not None:
+            try:
+                flying.result()
+            except Exception as error:
+                self._failed(error)
+
+    def close(self) -> None:
+        """Wait, and let others write."""
+        try:
+            if self._flying is not None:
+                self.wait()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+            self.folder.close()
+
+    @property
+    def best(self) -> Saved | None:
+        """The checkpoint with the best score."""
+        scored = [each for each in self.saved if each.score is not None]
+        return max(scored, key=lambda each: (each.score or 0.0, (-each.place[0], -each.place[1])), default=None)
+
+    def _write(self, entry: Saved, content: Content, body: Mapping[str, Any]) -> None:
+        self.folder.write(entry.name, content, body)
+        self.failures = 0
+        if not entry.name.startswith(PREFIX) or body.get("content") != "run":
+            return
+        self.saved.append(entry)
+        for old in to_remove(self.saved, self.last, self.top, [self.resumed] if self.resumed else []):
+            self.saved.remove(old)
+            remove(self.folder, old)
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        if not self.warn or self.failures > MAX_FAILURES or not isinstance(error, (CheckpointError, OSError)):
+            raise error
+        warnings.warn(f"{error}. Training goes on ({self.failures} in a row failed)", stacklevel=4)
+
+    def _name(self, body: Mapping[str, Any], prefix: str) -> str:
+        name = f"{prefix}{body['step']:09d}-batch-{body['batch']:09d}"
+        taken = set(self.folder.names())
+        if name in taken:
+            name += f"-{self.run}"
+        number, free = 1, name
+        while free in taken:
+            number += 1
+            free = f"{name}-{number}"
+        return free
