@@ -91,10 +91,10 @@ class Metrics:
         Logged for both step and epoch, the epoch's metric is called ``<name>_epoch``.
         """
         # The path of a scalar tensor that is logged in each batch makes as few calls as can be.
-        value = value.detach() if type(value) is Tensor and value.ndim == 0 else _scalar(name, value)
+        # A copy, since `loss += penalty` or a step that moves a logged parameter would change what was logged.
+        value = value.detach().clone() if type(value) is Tensor and value.ndim == 0 else _scalar(name, value)
         if step:
-            running = self.step.get(name) or self._open(self.step, name, reduce)
-            running.pairs.append((value, weight))
+            (self.step.get(name) or self._open(self.step, name, reduce)).add(value, weight)
         if epoch:
             whole = f"{name}_epoch" if step else name
             (self.epoch.get(whole) or self._open(self.epoch, whole, reduce)).add(value, weight)
@@ -155,8 +155,7 @@ def over_ranks(running: Mapping[str, Running], world: World) -> dict[str, float]
         totals = {name: _over(kinds[name], [each[name] for each, _ in gathered if name in each]) for name in totals}
         weights = {name: sum(each[name] for _, each in gathered if name in each) for name in weights}
     return {
-        name: _mean(totals[name], weights[name]) if running[name].reduce == "mean" else totals[name]
-        for name in running
+        name: _mean(totals[name], weights[name]) if running[name].reduce == "mean" else totals[name] for name in running
     }
 
 
@@ -177,7 +176,7 @@ def _scalar(name: str, value: Number) -> Number:
             raise ValueError(
                 f"metric {name!r} must be one number; it is a tensor of shape {tuple(value.shape)}. Log its mean, or each part"
             )
-        return value.detach() if value.ndim == 0 else value.detach().reshape(())
+        return value.detach().clone().reshape(())
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         try:
             return float(value)
