@@ -11,187 +11,38 @@ from lightloop.options import known_options
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "names.md"
-NAMES = [
-    "accumulate_grad_batches",
-    "accumulation_scheduler",
-    "min_epochs",
-    "max_epochs",
-    "min_steps",
-    "max_steps",
-    "max_nb_epochs",
-    "min_nb_epochs",
-    "early_stop_callback",
-    "EarlyStopping",
-    "monitor",
-    "min_delta",
-    "patience",
-    "verbose",
-    "mode",
-    "strict",
-    "check_finite",
-    "stopping_threshold",
-    "divergence_threshold",
-    "check_on_train_epoch_end",
-    "stopped_epoch",
-    "wait_count",
-    "best_score",
-    "should_stop",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-    "track_grad_norm",
-    "limit_train_batches",
-    "limit_val_batches",
-    "limit_test_batches",
-    "train_percent_check",
-    "val_percent_check",
-    "test_percent_check",
-    "overfit_batches",
-    "overfit_pct",
-    "transfer_batch_to_gpu",
-    "transfer_batch_to_tpu",
-    "transfer_batch_to_device",
-    "truncated_bptt_steps",
-    "tbptt_split_batch",
-    "hiddens",
-    "terminate_on_nan",
-    "print_nan_grads",
-    "detect_anomaly",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "should_check_val",
-    "is_last_batch",
-    "val_check_batch",
-    "disable_validation",
-    "row_log_interval",
-    "log_save_interval",
-    "save_loggers_in_training_loop",
-    "save_train_loop_metrics_to_loggers",
-    "log_every_n_steps",
-    "fast_dev_run",
-    "interrupted",
-    "run_training_teardown",
-    "on_keyboard_interrupt",
-    "reload_dataloaders_every_epoch",
-    "reload_dataloaders_every_n_epochs",
-    "num_sanity_val_steps",
-    "nb_sanity_val_steps",
-    "precision",
-    "use_amp",
-    "amp_level",
-    "profiler",
-    "use_dp",
-    "use_ddp",
-    "use_ddp2",
-    "use_horovod",
-    "use_tpu",
-    "single_gpu",
-    "on_gpu",
-    "distributed_backend",
-    "optimizers",
-    "optimizer_frequencies",
-    "_get_optimizers_iterable",
-    "optimizer_closure",
-    "call_optimizer_step",
-    "run_batch_backward_pass",
-    "training_forward",
-    "process_output",
-    "loss",
-    "log",
-    "progress_bar",
-    "training_step_end",
-    "training_epoch_end",
-    "run_training_epoch_end",
-    "update_learning_rates",
-    "update_train_loop_lr_schedulers",
-    "running_loss",
-    "progress_bar_dict",
-    "add_progress_bar_metrics",
-    "batch_loss_value",
-    "is_overridden",
-    "is_function_implemented",
-    "has_arg",
-    "get_model",
-    "_with_is_last",
-    "batch_idx",
-    "callback_metrics",
-    "callbacks",
-    "data_parallel_device_ids",
-    "global_rank",
-    "tpu_id",
-    "interactive_ddp_procs",
-    "global_step",
-    "logger",
-    "lr_schedulers",
-    "lr_scheduler_configs",
-    "model",
-    "num_training_batches",
-    "on_batch_start",
-    "on_batch_end",
-    "on_epoch_start",
-    "on_epoch_end",
-    "on_train_start",
-    "on_train_end",
-    "on_validation_end",
-    "reduce_lr_on_plateau_scheduler",
-    "testing",
-    "total_batch_idx",
-    "train_dataloader",
-    "train",
-    "run_training_epoch",
-    "run_training_batch",
-    "run_on_epoch_start_hook",
-    "run_on_epoch_end_hook",
-    "prepare_train_loop_dataloader",
-    "reset_train_dataloader",
-    "reset_val_dataloader",
-    "run_evaluation",
-    "check_checkpoint_callback",
-    "increment_accumulated_grad_global_step",
-    "log_metrics",
-    "clip_gradients",
-    "detect_nan_tensors",
-    "sync_horovod",
-    "gradient_clip",
-    "add_row_log_interval",
-    "nb_gpu_nodes",
-    "num_nodes",
-    "default_save_path",
-    "default_root_dir",
-    "show_progress_bar",
-    "progress_bar_refresh_rate",
-    "enable_progress_bar",
-    "batch_nb",
-    "training_tqdm_dict",
-    "enable_early_stop",
-    "checkpoint_callback",
-    "resume_from_checkpoint",
-    "weights_save_path",
-    "weights_summary",
-    "log_gpu_memory",
-    "process_position",
-    "on_pre_performance_check",
-    "on_post_performance_check",
-    "optimizer_step",
-    "on_before_zero_grad",
-    "backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "configure_apex",
-    "configure_ddp",
-    "init_ddp_connection",
-    "DistributedSampler",
-    "validation_end",
-    "validation_epoch_end",
-    "dataloader_idx",
-    "on_exception",
-    "on_sanity_check_start",
-    "prepare_data",
-    "get_progress_bar_dict",
-    "configure_gradient_clipping",
-    "estimated_stepping_batches",
-    "logged_metrics",
-    "progress_bar_metrics",
-]
+NAMES = re.findall(
+    r"\w+",
+    """
+accumulate_grad_batches accumulation_scheduler min_epochs max_epochs min_steps max_steps max_nb_epochs min_nb_epochs
+early_stop_callback EarlyStopping monitor min_delta patience verbose mode strict check_finite stopping_threshold
+divergence_threshold check_on_train_epoch_end stopped_epoch wait_count best_score should_stop gradient_clip_val
+gradient_clip_algorithm track_grad_norm limit_train_batches limit_val_batches limit_test_batches train_percent_check
+val_percent_check test_percent_check overfit_batches overfit_pct transfer_batch_to_gpu transfer_batch_to_tpu
+transfer_batch_to_device truncated_bptt_steps tbptt_split_batch hiddens terminate_on_nan print_nan_grads
+detect_anomaly val_check_interval check_val_every_n_epoch should_check_val is_last_batch val_check_batch
+disable_validation row_log_interval log_save_interval save_loggers_in_training_loop save_train_loop_metrics_to_loggers
+log_every_n_steps fast_dev_run interrupted run_training_teardown on_keyboard_interrupt reload_dataloaders_every_epoch
+reload_dataloaders_every_n_epochs num_sanity_val_steps nb_sanity_val_steps precision use_amp amp_level profiler use_dp
+use_ddp use_ddp2 use_horovod use_tpu single_gpu on_gpu distributed_backend optimizers optimizer_frequencies
+_get_optimizers_iterable optimizer_closure call_optimizer_step run_batch_backward_pass training_forward process_output
+loss log progress_bar training_step_end training_epoch_end run_training_epoch_end update_learning_rates
+update_train_loop_lr_schedulers running_loss progress_bar_dict add_progress_bar_metrics batch_loss_value is_overridden
+is_function_implemented has_arg get_model _with_is_last batch_idx callback_metrics callbacks data_parallel_device_ids
+global_rank tpu_id interactive_ddp_procs global_step logger lr_schedulers lr_scheduler_configs model
+num_training_batches on_batch_start on_batch_end on_epoch_start on_epoch_end on_train_start on_train_end
+on_validation_end reduce_lr_on_plateau_scheduler testing total_batch_idx train_dataloader train run_training_epoch
+run_training_batch run_on_epoch_start_hook run_on_epoch_end_hook prepare_train_loop_dataloader reset_train_dataloader
+reset_val_dataloader run_evaluation check_checkpoint_callback increment_accumulated_grad_global_step log_metrics
+clip_gradients detect_nan_tensors sync_horovod gradient_clip add_row_log_interval nb_gpu_nodes num_nodes
+default_save_path default_root_dir show_progress_bar progress_bar_refresh_rate enable_progress_bar batch_nb
+training_tqdm_dict enable_early_stop checkpoint_callback resume_from_checkpoint weights_save_path weights_summary
+log_gpu_memory process_position on_pre_performance_check on_post_performance_check optimizer_step on_before_zero_grad
+backward on_after_backward on_before_optimizer_step configure_apex configure_ddp init_ddp_connection
+DistributedSampler validation_end validation_epoch_end dataloader_idx on_exception on_sanity_check_start prepare_data
+get_progress_bar_dict configure_gradient_clipping estimated_stepping_batches logged_metrics progress_bar_metrics
+""",
+)
 """What the documentation that is carried over has names for."""
 # The examples of its pages, with what each says is the default.
 EXAMPLES = [
@@ -219,6 +70,10 @@ def rows():
             yield cells
 
 
+def to_come(here):
+    return here.startswith("not yet")
+
+
 def names_of_tests(path):
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
@@ -239,14 +94,16 @@ def test_every_test_that_is_named_exists():
 
 
 def test_a_name_without_a_test_says_what_became_of_it():
-    bare = [name for name, here, proof in rows() if not proof and not here.startswith(("dropped: ", "not yet: "))]
+    bare = [
+        name for name, here, proof in rows() if not proof and not here.startswith("dropped: ") and not to_come(here)
+    ]
     assert bare == []
 
 
 def test_every_option_that_is_named_exists():
     known = known_options(discover())
     kinds = {kind for found in discover().values() if found.plugin for kind in found.plugin.called()}
-    named = {option for _, here, _ in rows() for option in re.findall(r"Trainer\((\w+)=", here)}
+    named = {option for _, here, _ in rows() for option in re.findall(r"Trainer\((\w+)=", here) if not to_come(here)}
     assert sorted(named - {*known, *kinds}) == []
 
 

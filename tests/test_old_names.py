@@ -26,12 +26,16 @@ OPTIONS = {
     "enable_early_stop": (True, "early_stop_callback", True),
     "reload_dataloaders_every_epoch": (True, "reload_dataloaders_every_n_epochs", True),
     "log_gpu_memory": ("all", "log_device_stats", 50),
+    "checkpoint_callback": (False, "enable_checkpointing", False),
+    "resume_from_checkpoint": ("somewhere", "resume", "somewhere"),
+    "ckpt_path": ("somewhere", "resume", "somewhere"),
 }
 # where the old name asks for the default: what to set it apart from
 DIFFERENT = {"progress_bar_refresh_rate": {"enable_progress_bar": False}}
 # options that mean nothing any more: options that are refused, and what the error says to write
 GONE = {
     "print_nan_grads": ({"print_nan_grads": True}, "terminate_on_nan=True"),
+    "weights_save_path": ({"weights_save_path": "somewhere"}, "default_root_dir"),
     "amp_level": ({"precision": 16, "amp_level": "O1"}, "precision='16-mixed'"),
 }
 

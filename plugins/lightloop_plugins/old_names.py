@@ -14,6 +14,7 @@ ARGUMENTS = {"batch_nb": "batch_idx", "optimizer_i": "optimizer_idx", "dataloade
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 GONE = {
     "print_nan_grads": "terminate_on_nan=True ends with the parameter's name, nonfinite='warn' goes on with a warning",
+    "weights_save_path": "default_root_dir says where a run leaves what it writes, checkpoints included",
 }
 """Options that are no more, and what to write instead."""
 
@@ -35,6 +36,9 @@ class OldNames(Plugin):
     }
 
     print_nan_grads: bool = option(False, "Gone; the error says what to write.", flag="print_nan_grads", enables=False)
+    weights_save_path: str | None = option(
+        None, "Gone; the error says what to write.", flag="weights_save_path", enables=False
+    )
 
     def check(self) -> None:
         for name, instead in GONE.items():
