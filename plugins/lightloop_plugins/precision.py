@@ -30,7 +30,9 @@ class Precision(Plugin):
     * ``"16-mixed"`` (or ``16``): the same in float16, and the loss is scaled so that small gradients survive
       (``torch.amp.GradScaler``, one for each optimizer). Gradients are unscaled once, before anybody measures or clips
       them; where they overflowed, on any rank, the step is skipped and not counted; after each window, stepped or
-      skipped, the scale is updated once. Whether they overflowed is read from the device at each step.
+      skipped, the scale is updated once. Whether they overflowed is read from the device at each step. Weights of
+      batches multiply the loss as well: where they are large, begin with a smaller ``init_scale``, or the first steps
+      are skipped until the scale has come down by as much.
     * ``64`` (or ``"64-true"``), ``"16-true"``, ``"bf16-true"``: parameters, buffers and the batches' floating-point
       tensors are converted, and it is the default type inside forward and evaluation. The module stays converted after
       the run, so that nothing that was learnt is rounded.
