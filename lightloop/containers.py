@@ -43,8 +43,9 @@ def map_leaves(
             mapping[key] = value
         return mapping
     if isinstance(tree, tuple):
-        values = [inner(value, index) for index, value in enumerate(tree)]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        fields = getattr(tree, "_fields", None)
+        values = [inner(value, name) for name, value in zip(fields or range(len(tree)), tree, strict=True)]
+        return type(tree)(*values) if fields else type(tree)(values)
     if isinstance(tree, list):
         listed = copy.copy(tree)
         listed[:] = [inner(value, index) for index, value in enumerate(tree)]
