@@ -1,0 +1,258 @@
+"""One training, written for each framework as its documentation advises; run by compare.py in a process of its own.
+
+    python benchmarks/frameworks.py FRAMEWORK    reads {"case": ..., "batches": ...} from stdin, a line a run
+
+The task and the cases are those of loop.py. Every function trains on the same batches from the same weights and returns
+``(net, steps)``; what the framework does not do by itself, such as accumulation in Ignite, the user writes here.
+"""
+
+import json
+import sys
+import tempfile
+import time
+import warnings
+
+import torch
+from loop import ACCUMULATE, CLIP, LOG_EVERY, lightloop, make_data, make_net, make_optimizer, make_schedule, plain
+from torch import nn
+from torch.nn import functional as F
+
+warnings.filterwarnings("ignore")
+
+
+def tuned(case, data):
+    """The plain loop with every trick of torch's public interface that a user could know."""
+    net = make_net()
+    parameters = list(net.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
+    if case == "bare":
+        for inputs, labels in data:
+            loss = F.cross_entropy(net(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            for parameter in parameters:
+                parameter.grad = None
+        return net, len(data)
+    schedule, steps, rows, running = make_schedule(optimizer), 0, [], []
+    seed = torch.tensor(1 / ACCUMULATE)
+    for index, (inputs, labels) in enumerate(data):
+        loss = F.cross_entropy(net(inputs), labels)
+        running.append(loss.detach())
+        loss.backward(seed)
+        if (index + 1) % ACCUMULATE:
+            continue
+        gradients = [parameter.grad for parameter in parameters]
+        norm = nn.utils.get_total_norm(gradients)
+        if case == "full" and not torch.isfinite(norm):
+            raise ValueError("not finite")
+        nn.utils.clip_grads_with_norm_(parameters, CLIP, norm)
+        optimizer.step()
+        schedule.step()
+        for parameter in parameters:
+            parameter.grad = None
+        steps += 1
+        if steps % LOG_EVERY == 0:
+            rows.append({"loss": torch.stack(running).mean().item(), "norm": norm.item()})
+        running.clear()
+    return net, steps
+
+
+def ignite(case, data):
+    from ignite.engine import Engine, Events
+
+    net = make_net()
+    optimizer = make_optimizer(net.parameters())
+    schedule, rows = make_schedule(optimizer), []
+
+    def update(engine, batch):
+        inputs, labels = batch
+        loss = F.cross_entropy(net(inputs), labels)
+        if case == "bare":
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+        (loss / ACCUMULATE).backward()
+        if engine.state.iteration % ACCUMULATE == 0:
+            if case == "full":
+                engine.state.norm = nn.utils.get_total_norm([parameter.grad for parameter in net.parameters()])
+                if not torch.isfinite(engine.state.norm) or not torch.isfinite(loss):
+                    raise ValueError("not finite")
+            nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    engine = Engine(update)
+    if case != "bare":
+        engine.add_event_handler(
+            Events.ITERATION_COMPLETED(every=LOG_EVERY * ACCUMULATE),
+            lambda engine: rows.append({"loss": engine.state.output.item()}),
+        )
+    engine.run(data, max_epochs=1)
+    return net, engine.state.iteration // (1 if case == "bare" else ACCUMULATE)
+
+
+def accelerate(case, data):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if case == "bare" else ACCUMULATE)
+    net = make_net()
+    optimizer = make_optimizer(net.parameters())
+    net, optimizer, schedule = accelerator.prepare(net, optimizer, make_schedule(optimizer))
+    steps, rows = 0, []
+    for inputs, labels in data:
+        with accelerator.accumulate(net):
+            loss = F.cross_entropy(net(inputs), labels)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients and case != "bare":
+                norm = accelerator.clip_grad_norm_(net.parameters(), CLIP)
+                if case == "full" and (not torch.isfinite(norm) or not torch.isfinite(loss)):
+                    raise ValueError("not finite")
+            optimizer.step()
+            if case != "bare":
+                schedule.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            steps += 1
+            if case != "bare" and steps % LOG_EVERY == 0:
+                rows.append({"loss": loss.item()})
+    return accelerator.unwrap_model(net), steps
+
+
+def lightning(case, data):
+    import lightning
+    from lightning.pytorch.loggers.logger import Logger
+    from lightning.pytorch.utilities import grad_norm
+
+    class Memory(Logger):
+        name, version = "memory", 0
+
+        def __init__(self):
+            super().__init__()
+            self.rows = []
+
+        def log_metrics(self, metrics, step=None):
+            self.rows.append(metrics)
+
+        def log_hyperparams(self, *arguments, **more):
+            pass
+
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = make_net()
+
+        def training_step(self, batch, batch_idx):
+            inputs, labels = batch
+            loss = F.cross_entropy(self.net(inputs), labels)
+            if case != "bare":
+                self.log("loss", loss)
+            if case == "full" and not torch.isfinite(loss):
+                raise ValueError("not finite")
+            return loss
+
+        def on_before_optimizer_step(self, optimizer):
+            if case == "full":
+                norms = grad_norm(self, norm_type=2)
+                self.log("grad_norm", norms["grad_2.0_norm_total"])
+
+        def configure_optimizers(self):
+            optimizer = make_optimizer(self.parameters())
+            if case == "bare":
+                return optimizer
+            return [optimizer], [{"scheduler": make_schedule(optimizer), "interval": "step"}]
+
+    more = {} if case == "bare" else {"accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": CLIP}
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False if case == "bare" else Memory(),
+        log_every_n_steps=LOG_EVERY,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **more,
+    )
+    module = Net()
+    trainer.fit(module, Batches(data))  # a list would be taken for several loaders
+    return module.net, trainer.global_step
+
+
+class Batches:
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        return iter(self.data)
+
+
+def transformers(case, data):
+    from transformers import Trainer, TrainingArguments
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = make_net()
+
+        def forward(self, inputs, labels):
+            return {"loss": F.cross_entropy(self.net(inputs), labels)}
+
+    class OurTrainer(Trainer):
+        def get_train_dataloader(self):
+            return [{"inputs": inputs, "labels": labels} for inputs, labels in data]
+
+    net = Net()
+    optimizer = make_optimizer(net.parameters())
+    schedule = make_schedule(optimizer) if case != "bare" else torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1)
+    steps = len(data) if case == "bare" else len(data) // ACCUMULATE
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = TrainingArguments(
+            directory,
+            max_steps=steps,
+            gradient_accumulation_steps=1 if case == "bare" else ACCUMULATE,
+            max_grad_norm=0.0 if case == "bare" else CLIP,
+            logging_steps=LOG_EVERY,
+            logging_strategy="no" if case == "bare" else "steps",
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = OurTrainer(net, arguments, train_dataset=list(range(len(data))), optimizers=(optimizer, schedule))
+        trainer.train()
+    return net.net, trainer.state.global_step
+
+
+FRAMEWORKS = {
+    "plain": plain,
+    "tuned": tuned,
+    "lightloop": lightloop,
+    "ignite": ignite,
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "transformers": transformers,
+}
+
+
+def main():
+    torch.set_num_threads(1)
+    train = FRAMEWORKS[sys.argv[1]]
+    out, sys.stdout = sys.stdout, sys.stderr  # some frameworks print
+    data = make_data(4000)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        started = time.process_time()
+        net, steps = train(asked["case"], data[: asked["batches"]])
+        spent = time.process_time() - started
+        weights = torch.cat([parameter.detach().reshape(-1) for parameter in net.parameters()])
+        answer = {"seconds": spent, "steps": steps, "sum": weights.double().sum().item(), "norm": weights.norm().item()}
+        print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()
