@@ -105,7 +105,7 @@ class ModuleHooks(Plugin):
 
     @hookimpl(wrapper=True)
     def step(self, loop: Loop) -> Generator[None, Any, bool]:
-        optimizer, plain = loop.optimizer, loop.optimizer.step
+        optimizer, plain, loss = loop.optimizer, loop.optimizer.step, loop.loss
         patched = vars(optimizer).get("step")  # a scheduler keeps one of its own there
 
         @functools.wraps(plain)
@@ -115,7 +115,7 @@ class ModuleHooks(Plugin):
 
         @functools.wraps(plain)
         def overridden(closure: Callable[[], Any] | None = None) -> Any:
-            self._closure = closure or (lambda: loop.loss.detach())  # type: ignore[union-attr]
+            self._closure = closure or (lambda: loss if loss is None else loss.detach())
             vars(optimizer)["step"] = counted
             return self._calls["optimizer_step"](loop)
 
