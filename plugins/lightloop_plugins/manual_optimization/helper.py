@@ -1,8 +1,8 @@
-"""Let training_step go backward and step by itself."""
+"""What a training_step that optimizes by itself can ask for, and how its steps are seen."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightloop import Key, Loop, Plugin, frozen, hookimpl, needs_closure, option, parameters_of
+from lightloop import Loop, frozen, needs_closure, parameters_of
 
 
 class Manual:
@@ -129,74 +129,3 @@ class Manual:
                 return index
         found = "which of them is meant" if optimizer is None else f"one of them, not {type(optimizer).__name__}"
         raise ValueError(f"configure_optimizers returned {len(optimizers)} optimizers; say {found}")
-
-
-MANUAL: Key[Manual] = Key("manual_optimization.manual")
-"""The helper of the run, for who cannot ask for it by argument."""
-
-
-class ManualOptimization(Plugin):
-    """Run training_step alone, which goes backward and steps by itself, with all that plugins do around a step.
-
-    It is live where the module says ``automatic_optimization = False``. ``loop.optimizers`` are torch's own: their
-    ``step()`` is seen, so that gradients are clipped and measured before it, and counters, schedules and checkpoints
-    follow. ``loop.global_step`` counts rounds: what one batch steps with different optimizers is one round, and an
-    optimizer that steps again begins another; ``loop.optimizer_steps`` counts the steps of each. The argument
-    ``manual`` of training_step is a :class:`Manual`.
-    """
-
-    name = "manual_optimization"
-    before = ("strategy",)
-    after = ("optimizer_frequencies",)
-    default = True
-
-    automatic: bool = option(
-        True,
-        "False: training_step goes backward and steps by itself; so it does where the module says automatic_optimization = False.",
-        flag="automatic_optimization",
-    )
-
-    def check(self) -> None:
-        self._manual: Manual | None = None
-        self._handles: list[Any] = []
-
-    @hookimpl
-    def setup(self, loop: Loop) -> None:
-        if loop.stage != "fit" or (self.automatic and getattr(loop.module, "automatic_optimization", True)):
-            loop.leave_out(self)
-        else:
-            loop.step_arguments["manual"] = self._get
-
-    @hookimpl
-    def before_fit(self, loop: Loop) -> None:
-        if loop.frequencies:
-            raise ValueError(
-                "optimizer_frequencies have no meaning with automatic_optimization = False: training_step decides who steps"
-            )
-        self._manual = loop.stash[MANUAL] = Manual(loop)
-        for optimizer in loop.optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._manual.before_raw_step))
-            self._handles.append(optimizer.register_step_post_hook(self._manual.after_raw_step))
-
-    @hookimpl(wrapper=True)
-    def select_optimizers(self, loop: Loop) -> Generator[None, Any, tuple[None]]:
-        yield
-        assert self._manual is not None
-        self._manual.begin_piece()
-        return (None,)
-
-    @hookimpl(wrapper=True)
-    def step(self, loop: Loop) -> Generator[None, Any, Any]:
-        assert self._manual is not None
-        with self._manual.unseen():
-            return (yield)
-
-    @hookimpl
-    def teardown(self, loop: Loop) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._manual, self._handles = None, []
-
-    def _get(self, loop: Loop) -> Manual:
-        assert self._manual is not None
-        return self._manual
