@@ -36,6 +36,8 @@ class Schedule:
     strict: bool = True
     """Whether a monitored metric without a new value when a step is due is an error; if not, it is one warning."""
     name: str | None = None
+    paused: bool = False
+    """Whether it stands still for now, because somebody else sets the rates."""
 
 
 @dataclass

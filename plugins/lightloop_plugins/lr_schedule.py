@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from lightloop import Loop, Metrics, Plugin, Schedule, defined, hookimpl
+from lightloop import Loop, Plugin, defined, hookimpl
 
 
 class LRSchedule(Plugin):
@@ -33,49 +33,37 @@ class LRSchedule(Plugin):
     before = ("checkpoint",)
 
     def check(self) -> None:
-        self._forget()
-        self._loaded: Mapping[str, Any] | None = None
-
-    def _forget(self) -> None:
-        self._schedules: list[Schedule] = []
-        self._metrics = Metrics()
+        self._used: list[int] = []
+        """For each schedule, how often its metric had been given a value when it was last used."""
         self._by_module: Callable[..., Any] | None = None
-        self._used: dict[int, int] = {}
-        self._kept: dict[int, Any] = {}
         self._warned: set[int] = set()
+        self._loaded = False
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         if not loop.schedules:
             loop.leave_out(self)
             return
-        self._forget()
-        self._schedules, self._metrics = list(loop.schedules), loop.metrics
+        if not self._loaded:
+            self._used = [0] * len(loop.schedules)
         self._by_module = defined(loop.module, "lr_scheduler_step")
+        self._warned = set()
         intervals = {schedule.interval for schedule in loop.schedules}
         for interval, hook in (("step", "after_step"), ("epoch", "after_epoch"), ("batch", "after_batch")):
             if interval not in intervals:
                 loop.leave_out(self, hook)
-        if self._loaded is not None:
-            self._apply(self._loaded)
-
-    @hookimpl
-    def before_epoch(self, loop: Loop) -> None:
-        # Whatever a resumed run has among its metrics by now was used before, save what state_dict kept.
-        self._used = {id(schedule): self._updates(schedule) for schedule in self._schedules}
-        loop.leave_out(self, "before_epoch")
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:
-        for schedule in loop.schedules:
+        for index, schedule in enumerate(loop.schedules):
             if schedule.interval == "step" and schedule.optimizer_idx == (loop.optimizer_idx or 0):
-                self._advance(loop, schedule, loop.optimizer_steps[schedule.optimizer_idx])
+                self._advance(loop, index, loop.optimizer_steps[schedule.optimizer_idx])
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
-        for schedule in loop.schedules:
+        for index, schedule in enumerate(loop.schedules):
             if schedule.interval == "batch":
-                self._advance(loop, schedule, loop.total_batches + 1)
+                self._advance(loop, index, loop.total_batches + 1)
 
     @hookimpl(specname="after_epoch", wrapper=True)
     def around_after_epoch(self, loop: Loop) -> Generator[None, None, None]:
@@ -88,81 +76,51 @@ class LRSchedule(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self._forget()
-        self._loaded = None
+        self._by_module, self._loaded = None, False
 
     def state_dict(self) -> dict[str, Any]:
-        fresh = {
-            str(index): self._value(schedule)
-            for index, schedule in enumerate(self._schedules)
-            if schedule.monitor and self._is_fresh(schedule)
-        }
-        return {"schedulers": [schedule.scheduler.state_dict() for schedule in self._schedules], "fresh": fresh}
+        return {"used": list(self._used)}  # schedulers and metrics are the loop's, and kept with it
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._schedules:
-            self._apply(state)
-        else:
-            self._loaded = state  # the schedulers are not built yet
-
-    def _apply(self, state: Mapping[str, Any]) -> None:
-        if len(state["schedulers"]) != len(self._schedules):
-            raise ValueError(
-                f"lr_schedule: the state is of {len(state['schedulers'])} schedulers; configure_optimizers returns "
-                f"{len(self._schedules)}"
-            )
-        for schedule, its_state in zip(self._schedules, state["schedulers"], strict=True):
-            schedule.scheduler.load_state_dict(its_state)
-        self._kept = {id(self._schedules[int(index)]): value for index, value in state["fresh"].items()}
+        self._used, self._loaded = list(state["used"]), True
 
     def _end_epoch(self, loop: Loop, monitored: bool) -> None:
-        for schedule in loop.schedules if loop.epoch_finished else ():
+        for index, schedule in enumerate(loop.schedules if loop.epoch_finished else ()):
             if schedule.interval == "epoch" and (schedule.monitor is not None) == monitored:
-                self._advance(loop, schedule, loop.epoch + 1)
+                self._advance(loop, index, loop.epoch + 1)
 
-    def _advance(self, loop: Loop, schedule: Schedule, count: int) -> None:
-        if count % schedule.frequency:
+    def _advance(self, loop: Loop, index: int, count: int) -> None:
+        schedule, metric = loop.schedules[index], None
+        if count % schedule.frequency or schedule.paused:
             return
-        metric = None
         if schedule.monitor is not None:
-            if not self._is_fresh(schedule):
-                self._say_stale(schedule)
+            updates = loop.metrics.updates.get(schedule.monitor, 0)
+            if updates == self._used[index]:
+                self._say_stale(loop, index)
                 return
-            metric = loop.world.broadcast(self._value(schedule))
-            self._used[id(schedule)] = self._updates(schedule)
-            self._kept.pop(id(schedule), None)
+            self._used[index] = updates
+            metric = loop.world.broadcast(loop.metrics.latest[schedule.monitor])
         with _order_is_right(schedule.scheduler):
             if self._by_module is not None:
                 self._by_module(schedule.scheduler, metric)
             else:
                 schedule.scheduler.step(*(() if metric is None else (metric,)))
 
-    def _updates(self, schedule: Schedule) -> int:
-        return self._metrics.updates.get(schedule.monitor or "", 0)
-
-    def _is_fresh(self, schedule: Schedule) -> bool:
-        return id(schedule) in self._kept or self._updates(schedule) > self._used.get(id(schedule), 0)
-
-    def _value(self, schedule: Schedule) -> Any:
-        assert schedule.monitor is not None
-        if self._updates(schedule) > self._used.get(id(schedule), 0):
-            return self._metrics.latest[schedule.monitor]
-        return self._kept[id(schedule)]
-
-    def _say_stale(self, schedule: Schedule) -> None:
-        known = schedule.monitor in self._metrics.latest
+    def _say_stale(self, loop: Loop, index: int) -> None:
+        schedule, latest = loop.schedules[index], loop.metrics.latest
         what = (
             f"the lr_scheduler {schedule.name or type(schedule.scheduler).__name__} is due, and its metric "
-            f"{schedule.monitor!r} {'has no new value since it was last used' if known else 'has not been logged'}; "
-            f"logged are {', '.join(sorted(self._metrics.latest)) or 'none'}"
+            f"{schedule.monitor!r} "
+            f"{'has no new value since it was last used' if schedule.monitor in latest else 'has not been logged'}; "
+            f"logged are {', '.join(sorted(latest)) or 'none'}"
         )
         if schedule.strict:
             raise ValueError(
                 f"{what}. Log it each time that the scheduler is due, give the scheduler a 'frequency' of so many "
                 f"{schedule.interval} intervals, or let it pass with 'strict': False"
             )
-        if id(schedule) not in self._warned:
-            self._warned.add(id(schedule))
+        if index not in self._warned:
+            self._warned.add(index)
             warnings.warn(f"{what}. It is left as it is", stacklevel=2)
 
 

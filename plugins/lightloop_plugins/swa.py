@@ -66,7 +66,8 @@ class SWA(Plugin):
     def before_epoch(self, loop: Loop) -> None:
         if self.lr is None or self._schedulers or loop.epoch < self._first:
             return
-        loop.schedules = []
+        for schedule in loop.schedules:
+            schedule.paused = True
         self._schedulers = [
             SWALR(optimizer, self.lr, anneal_epochs=self.anneal_epochs, anneal_strategy=self.anneal)
             for optimizer in loop.optimizers

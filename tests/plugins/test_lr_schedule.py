@@ -2,7 +2,6 @@ import pickle
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 from lightloop import Plugin, Relay, Trainer, hookimpl
@@ -233,23 +232,9 @@ def test_plateau_equals_a_plain_loop():
     assert rates.used == expected
 
 
-class Resume(Plugin):
-    """Takes back the state of the optimizer, and then that of ``lr_schedule``, as a checkpoint would."""
-
-    name = "resume"
-
-    def check(self):
-        self.state = None
-
-    @hookimpl
-    def before_fit(self, loop):
-        loop.optimizer.load_state_dict(self.state["optimizer"])
-        loop.epoch, loop.global_step, loop.optimizer_steps = self.state["at"]
-        schedules = next(plugin for plugin in loop.plugins if plugin.name == "lr_schedule")
-        schedules.load_state_dict(self.state["lr_schedule"])
-
-
 class Save(Plugin):
+    """Keeps what a checkpoint would, after each epoch."""
+
     name, after = "save", ("lr_schedule", "values")
 
     def check(self):
@@ -257,31 +242,49 @@ class Save(Plugin):
 
     @hookimpl
     def after_epoch(self, loop):
-        schedules = next(plugin for plugin in loop.plugins if plugin.name == "lr_schedule")
-        self.states.append(
-            pickle.loads(
-                pickle.dumps(
-                    {
-                        "optimizer": loop.optimizer.state_dict(),
-                        "lr_schedule": schedules.state_dict(),
-                        "at": (loop.epoch + 1, loop.global_step, list(loop.optimizer_steps)),
-                    }
-                )
-            )
-        )
+        state = {
+            "optimizer": loop.optimizer.state_dict(),
+            "scheduler": loop.schedules[0].scheduler.state_dict(),
+            "plugin": loop.trainer.plugin("lr_schedule").state_dict(),
+            "metrics": (loop.metrics.latest, loop.metrics.updates),
+            "at": (loop.epoch + 1, loop.global_step, loop.optimizer_steps),
+        }
+        self.states.append(pickle.loads(pickle.dumps(state)))
 
 
-@pytest.mark.parametrize("place", [("lr_schedule",), ()], ids=["state before schedulers", "schedulers before state"])
-def test_c15_the_first_update_after_a_resume_has_the_right_rate(place):
+class Resume(Plugin):
+    """Takes it back as a checkpoint would: optimizer, scheduler, counters, then plugins and metrics."""
+
+    name = "resume"
+
+    def check(self):
+        self.state = None
+
+    @hookimpl(wrapper=True)
+    def before_fit(self, loop):
+        loop.optimizer.load_state_dict(self.state["optimizer"])
+        loop.schedules[0].scheduler.load_state_dict(self.state["scheduler"])
+        loop.epoch, loop.global_step, loop.optimizer_steps = self.state["at"]
+        yield
+        loop.trainer.plugin("lr_schedule").load_state_dict(self.state["plugin"])
+        loop.metrics.latest, loop.metrics.updates = self.state["metrics"]
+
+
+def resume(state):
+    plugin = Resume()
+    plugin.state = state
+    return plugin
+
+
+def test_c15_the_first_update_after_a_resume_has_the_right_rate():
     def linear(optimizer):
         return LambdaLR(optimizer, lambda step: 1 - step / 10)
 
     save, rates = Save(), Rates()
     trainer([save, rates]).fit(Scheduled(linear, interval="step"), probe_batches(4))
-    assert rates.used == [1.0, 0.9, 0.8, 1 - 3 / 10]
-    resume, rates = type("resume", (Resume,), {"before": place, "after": () if place else ("lr_schedule",)})(), Rates()
-    resume.state = save.states[-1]
-    trainer([resume, rates], max_epochs=2).fit(Scheduled(linear, interval="step"), probe_batches(2))
+    assert rates.used == [1.0, 0.9, 0.8, 0.7]
+    rates = Rates()
+    trainer([resume(save.states[-1]), rates], max_epochs=2).fit(Scheduled(linear, interval="step"), probe_batches(2))
     assert rates.used == [0.6, 0.5]
 
 
@@ -289,57 +292,35 @@ def test_c47_a_resumed_plateau_counts_each_value_once():
     def patient(optimizer):
         return ReduceLROnPlateau(optimizer, patience=1)
 
-    whole = Scheduled(patient, monitor="val_loss")
-    save = Save()
+    whole, save = Scheduled(patient, monitor="val_loss"), Save()
     trainer([values(1.0, 1.0, 1.0), save], max_epochs=3).fit(whole, probe_batches(2))
-    resume = type("resume", (Resume,), {"after": ("lr_schedule",)})()
-    resume.state = save.states[1]
     module = Scheduled(patient, monitor="val_loss")
-    trainer([values(1.0), resume], max_epochs=3).fit(module, probe_batches(2))
+    trainer([values(1.0), resume(save.states[1])], max_epochs=3).fit(module, probe_batches(2))
     assert module.scheduler.last_epoch == whole.scheduler.last_epoch == 3
     assert module.scheduler.num_bad_epochs == whole.scheduler.num_bad_epochs
     assert module.lr == whole.lr == 0.1
 
 
-def test_a_value_that_was_not_used_yet_survives_a_resume():
-    class early(Plugin):
-        name = "early"
-
-        @hookimpl
-        def after_batch(self, loop):
-            if loop.epoch == 0 and loop.batch_idx == 0:
-                loop.metrics.put("val_loss", torch.tensor(1.0))
-
-    class keep(Plugin):
-        name, after = "keep", ("early",)
-        state = None
-
-        @hookimpl
-        def after_batch(self, loop):
-            schedules = next(plugin for plugin in loop.plugins if plugin.name == "lr_schedule")
-            keep.state = keep.state or {
-                "lr_schedule": schedules.state_dict(),
-                "optimizer": loop.optimizer.state_dict(),
-                "at": (0, 1, [1]),
-            }
-
-    trainer([early(), keep()]).fit(Scheduled(plateau, monitor="val_loss"), probe_batches(2))
-    assert list(keep.state["lr_schedule"]["fresh"]) == ["0"]
-    resume = Resume()
-    resume.state = keep.state
-    module = Scheduled(plateau, monitor="val_loss")
-    trainer([resume]).fit(module, probe_batches(1))
-    assert module.scheduler.best == 1.0
-
-
-def test_a_state_of_other_schedulers_is_refused():
-    resume = Resume()
+def test_what_was_used_before_a_resume_is_stale_after_it():
     save = Save()
-    trainer([save]).fit(Scheduled(step_lr), probe_batches(1))
-    resume.state = save.states[0]
-    resume.state["lr_schedule"]["schedulers"] *= 2
-    with pytest.raises(ValueError, match="the state is of 2 schedulers; configure_optimizers returns 1"):
-        trainer([resume]).fit(Scheduled(step_lr), probe_batches(1))
+    trainer([values(1.0), save]).fit(Scheduled(plateau, monitor="val_loss"), probe_batches(2))
+    module = Scheduled(plateau, monitor="val_loss", strict=False)
+    with pytest.warns(UserWarning, match="no new value since it was last used"):
+        trainer([resume(save.states[0])], max_epochs=2).fit(module, probe_batches(2))
+    assert (module.lr, module.scheduler.last_epoch) == (1.0, 1)
+
+
+def test_a_paused_schedule_stands_still():
+    class pause(Plugin):
+        name = "pause"
+
+        @hookimpl
+        def after_batch(self, loop):
+            loop.schedules[0].paused = loop.batch_idx >= 2
+
+    module = Scheduled(step_lr, interval="step")
+    trainer([pause()]).fit(module, probe_batches(6))
+    assert module.scheduler.last_epoch == 3
 
 
 def test_each_optimizer_has_its_own_count():
@@ -393,7 +374,7 @@ def test_it_is_only_in_the_call_chains_that_a_schedule_needs(monkeypatch):
     assert left == [("lr_schedule",)]
     left.clear()
     trainer().fit(Scheduled(step_lr, interval="step"), probe_batches(1))
-    assert left == [("lr_schedule", "after_epoch"), ("lr_schedule", "after_batch"), ("lr_schedule", "before_epoch")]
+    assert left == [("lr_schedule", "after_epoch"), ("lr_schedule", "after_batch")]
 
 
 def test_fitting_twice_starts_clean_and_pickles_in_between():
@@ -484,12 +465,3 @@ def test_one_cycle_over_the_total_equals_a_plain_loop_bit_for_bit():
     assert rates.used == used
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda o: lr_scheduler.MultiStepLR(o, [2, 4]), lambda o: lr_scheduler.CyclicLR(o, 0.1, 1.0)]
-)
-def test_the_state_of_stock_schedulers_is_plain(make):
-    save = Save()
-    trainer([save]).fit(Scheduled(make, interval="step"), probe_batches(3))
-    assert save.states[0]["lr_schedule"]["schedulers"][0]["last_epoch"] == 3

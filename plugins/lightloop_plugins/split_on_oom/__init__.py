@@ -1,0 +1,177 @@
+"""Where a batch needs more memory than there is, go through it in pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightloop import Loop, Plugin, batch_size, hookimpl, needs_closure, option
+from lightloop_plugins._trial import is_out_of_memory
+from lightloop_plugins.split_on_oom.pieces import Gradients, add_gradients, cut, remember, take_gradients
+
+
+@dataclasses.dataclass
+class Gathered:
+    """What the pieces of a batch came to."""
+
+    loss: Tensor
+    """Their mean loss, a leaf: what others make of it says by what the gradients are to be multiplied."""
+    gradients: Gradients
+    """Their mean gradient, times ``scale``."""
+    scale: Tensor
+    """By what a precision plugin multiplies losses; exact to divide by."""
+
+
+class SplitOnOOM(Plugin):
+    """Cut a batch for which memory ran out into 2, 4, 8 … pieces, so that their mean gradient is that of the batch.
+
+    Each attempt cuts the original batch anew, along the first dimension of its tensors, and begins with the random numbers
+    and the logged values with which the first one began. Its pieces go forward and backward one after another, each
+    weighted by its samples, or by the ``weight`` that the training step reports. What was needed once is used from then
+    on, until the fit ends. A loss that is no mean over samples, or a layer that looks at the whole batch (batch
+    normalization), gives another gradient for pieces than for the whole.
+
+    A module that defines ``cut_batch(batch, pieces)`` cuts by itself, where tensors of one first dimension are not what a
+    batch is made of.
+
+    Attributes:
+        pieces: into how many a batch is cut now.
+    """
+
+    name = "split_on_oom"
+    before = ("strategy", "precision", "toggle", "module_hooks")
+    conflicts = ("tbptt", "manual_optimization")
+
+    on: bool = option(
+        False, "Cut batches into pieces when memory runs out, instead of failing.", flag="split_on_oom", switch=True
+    )
+
+    def check(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self.pieces = 1
+        self._inside = False
+        self._gathered: Gathered | None = None
+        self._rewind: Callable[[], None] | None = None
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self._start()
+        if loop.world.size > 1:
+            raise ValueError("split_on_oom works in one process: others would wait for gradients that never come")
+        for optimizer in loop.optimizers:
+            if needs_closure(optimizer):
+                raise ValueError(
+                    f"split_on_oom cannot be had with {type(optimizer).__name__}, which replays the window"
+                )
+
+    @hookimpl
+    def forward(self, loop: Loop) -> Any:
+        assert loop.training_step is not None
+        if loop.optimizer_idx is None:
+            return None
+        self._gathered, self._rewind = None, remember(loop)
+        while True:
+            try:
+                output = self._in_pieces(loop) if self.pieces > 1 else loop.training_step(loop)
+                return {"loss": None} if output is None else output  # None would be no answer, and have another asked
+            except Exception as error:
+                self._cut_finer(loop, error)
+            self._rewind()
+
+    @hookimpl(specname="backward", wrapper=True)
+    def backward_again(self, loop: Loop) -> Generator[None, bool | None, bool | None]:
+        if self._inside or self._gathered is not None:
+            return (yield)
+        before = take_gradients(loop)
+        try:
+            added = yield
+        except Exception as error:
+            take_gradients(loop)
+            add_gradients(before)
+            self._cut_finer(loop, error)
+        else:
+            add_gradients(before)
+            return added
+        assert self._rewind is not None
+        self._rewind()
+        loop.run_forward()
+        if loop.loss is None:
+            return False
+        loop.hook.before_backward(loop=loop)
+        return loop.hook.backward(loop=loop)
+
+    @hookimpl
+    def backward(self, loop: Loop) -> bool | None:
+        gathered, self._gathered = self._gathered, None
+        if self._inside or gathered is None:
+            return None
+        assert loop.loss is not None
+        (factor,) = torch.autograd.grad(loop.loss, gathered.loss, loop.seed)
+        torch._foreach_mul_([gradient for _, gradient in gathered.gradients], factor / gathered.scale)
+        add_gradients(gathered.gradients)
+        return True
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._gathered = self._rewind = None
+
+    def _cut_finer(self, loop: Loop, error: Exception) -> None:
+        """Ask for twice as many pieces after ``error``, or let it go on if that is not what it is about, or no use."""
+        if not is_out_of_memory(error):
+            raise error
+        size = batch_size(loop.piece)
+        if self.pieces >= size:
+            error.add_note(f"split_on_oom: even with this batch of {size} cut into {self.pieces} pieces")
+            raise error
+        self.pieces *= 2
+        error.__traceback__ = None  # it holds what the attempt had on the device
+        loop.output = loop.loss = None
+
+    def _in_pieces(self, loop: Loop) -> Any:
+        """Go through the piece in smaller ones, and return what the training step would have returned."""
+        whole, seed, output, losses, weights = loop.piece, loop.seed, None, [], []
+        before, gathered = take_gradients(loop), []
+        self._inside = True
+        try:
+            for loop.piece in cut(loop, whole, self.pieces):
+                output = loop.training_step(loop)  # type: ignore[misc]
+                loss, weight = output, None
+                if isinstance(output, Mapping):
+                    loss, weight = output["loss"], output.get("weight")
+                if loss is None:
+                    continue
+                weights.append(batch_size(loop.piece) if weight is None else weight)
+                losses.append(loss.detach() * weights[-1])
+                loop.loss, loop.seed = loss, torch.as_tensor(weights[-1]).to(loss).reshape(loss.shape)
+                loop.hook.backward(loop=loop)
+            if losses:
+                scale = self._scale(loop, losses[0])
+            gathered = take_gradients(loop)
+        finally:
+            self._inside = False
+            loop.piece, loop.loss, loop.seed = whole, None, seed
+            take_gradients(loop)
+            add_gradients(before)
+        if not losses:
+            return None
+        total = sum(weights)
+        for _, gradient in gathered:
+            gradient.div_(total)
+        mean = (torch.stack(losses).sum() / total).requires_grad_()
+        self._gathered = Gathered(mean, gathered, scale)
+        if not isinstance(output, Mapping):
+            return mean
+        return {**output, "loss": mean, **({"weight": total} if "weight" in output else {})}
+
+    def _scale(self, loop: Loop, like: Tensor) -> Tensor:
+        """By what going backward multiplies a loss, as a precision plugin may; found by letting it."""
+        loop.loss, loop.seed = torch.ones_like(like).requires_grad_(), None
+        loop.hook.backward(loop=loop)
+        assert loop.loss.grad is not None
+        return loop.loss.grad

@@ -1,0 +1,275 @@
+import dataclasses
+import pickle
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_sequence
+
+from lightloop import Module, Plugin, Trainer, hookimpl
+from lightloop.testing import TinyClassifier, classification_batches
+from lightloop_plugins.split_on_oom.pieces import cut
+
+
+class Small(TinyClassifier):
+    """Has memory for batches of so many samples; ``tried`` has the size of each attempt."""
+
+    room = 16
+    where = "forward"
+
+    def __init__(self):
+        super().__init__()
+        self.tried, self.drawn = [], []
+
+    def training_step(self, batch, batch_idx):
+        self.tried.append(len(batch[0]))
+        if self.where == "forward" and len(batch[0]) > self.room:
+            torch.rand(3)
+            raise torch.OutOfMemoryError("out of memory, says the test")
+        self.drawn.append(torch.rand(1).item())
+        loss = super().training_step(batch, batch_idx)
+        if self.where == "backward" and len(batch[0]) > self.room:
+            self.net[0].weight.register_hook(self.fail)
+        return loss
+
+    def fail(self, gradient):
+        self.net[0].weight._backward_hooks.clear()
+        raise torch.OutOfMemoryError("out of memory, says the test")
+
+
+def small(room, where="forward"):
+    torch.manual_seed(0)
+    module = Small()
+    module.room, module.where = room, where
+    torch.manual_seed(1)
+    return module
+
+
+def fit(module, data, *plugins, split=True, **options):
+    trainer = Trainer(["-*", *plugins], split_on_oom=split, **options)
+    trainer.fit(module, data)
+    return trainer
+
+
+def plain(data, factor=1):
+    torch.manual_seed(0)
+    module = TinyClassifier()
+    optimizer = module.configure_optimizers()
+    for start in range(0, len(data), factor):
+        window = data[start : start + factor]
+        optimizer.zero_grad()
+        for x, y in window:
+            (cross_entropy(module(x), y) / len(window)).backward()
+        optimizer.step()
+    return module
+
+
+def assert_close(ours, theirs):
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_c75_the_original_is_cut_into_2_4_8_pieces_whose_mean_gradient_is_the_whole_one(where):
+    data = classification_batches(1, size=16)
+    module = small(1, where)
+    trainer = fit(module, data)
+    assert module.tried == [16, 8, 4, 2, *[1] * 16]
+    assert trainer.plugins[0].pieces == 16
+    assert_close(module, plain(data))
+
+
+def test_without_it_the_error_is_the_users():
+    with pytest.raises(torch.OutOfMemoryError):
+        fit(small(1), classification_batches(1), split=False)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize(("size", "room"), [(8, 3), (7, 2), (5, 4)])
+def test_it_works_in_windows_and_with_sizes_that_do_not_divide(where, factor, size, room):
+    data = classification_batches(4, size=size)
+    module = small(room, where)
+    fit(module, data, accumulate_grad_batches=factor)
+    assert_close(module, plain(data, factor))
+
+
+def test_what_was_needed_once_is_used_from_then_on():
+    module = small(4)
+    fit(module, classification_batches(3, size=8))
+    assert module.tried == [8, 4, 4, 4, 4, 4, 4]
+    trainer = fit(module := small(8), classification_batches(2, size=8))
+    assert module.tried == [8, 8]
+    assert trainer.plugins[0].pieces == 1
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_random_numbers_are_rewound_for_each_attempt(where):
+    module = small(4, where)
+    fit(module, classification_batches(1, size=16))
+    torch.manual_seed(1)
+    assert module.drawn[-4:] == [torch.rand(1).item() for _ in range(4)]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_logged_values_are_those_of_the_pieces_that_went_well(where):
+    seen = []
+
+    class look(Plugin):
+        name = "look"
+
+        @hookimpl
+        def after_step(self, loop):
+            seen.append(
+                (
+                    len(loop.metrics.step["loss"].pairs),
+                    float(loop.metrics.step["loss"].value()),
+                    float(loop.loss.detach()),
+                )
+            )
+
+    data = classification_batches(1, size=8)
+    fit(small(2, where), data, look())
+    torch.manual_seed(0)
+    module = TinyClassifier()
+    expected = cross_entropy(module(data[0][0]), data[0][1]).item()
+    ((count, logged, loss),) = seen
+    assert count == 4
+    assert logged == loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_memory_that_lacks_for_a_single_sample_is_the_users_error():
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        fit(small(0), classification_batches(1, size=4))
+    assert "split_on_oom: even with this batch of 4 cut into 4 pieces" in caught.value.__notes__
+
+
+def test_other_errors_are_left_alone():
+    class broken(Small):
+        def training_step(self, batch, batch_idx):
+            raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        fit(broken(), classification_batches(1))
+
+
+class Weighted(Module):
+    """Reports how many entries are scored; its loss is their mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def training_step(self, batch):
+        if len(batch["x"]) > 1:
+            raise torch.OutOfMemoryError("out of memory, says the test")
+        mask = batch["mask"]
+        return {"loss": ((batch["x"] * self.w) * mask).sum() / mask.sum(), "weight": mask.sum()}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1.0)
+
+
+def test_pieces_count_by_the_weight_that_the_step_reports():
+    mask = torch.tensor([[1.0, 1, 1], [1, 0, 0]])
+    x = torch.tensor([[1.0, 2, 3], [5, 6, 7]])
+    module = Weighted()
+    fit(module, [{"x": x, "mask": mask, "id": ["a", "b"]}])
+    torch.testing.assert_close(module.w, 1 - (x * mask).sum(0) / 4)
+
+
+def test_a_loss_that_others_change_and_a_loss_that_is_scaled_count_once():
+    class double(Plugin):
+        name = "double"
+
+        @hookimpl
+        def after_forward(self, loop):
+            loop.loss = loop.loss * 2
+
+    class scale(Plugin):
+        name, tags = "scale", ("precision",)
+
+        @hookimpl(wrapper=True)
+        def backward(self, loop):
+            loss, loop.loss = loop.loss, loop.loss * 1024
+            try:
+                return (yield)
+            finally:
+                loop.loss = loss
+
+        @hookimpl
+        def before_step(self, loop):
+            for gradient in loop.gradients:
+                gradient.div_(1024)
+
+    data = classification_batches(2)
+    for where in ("forward", "backward"):
+        split, whole = small(3, where), small(16)
+        fit(split, data, double(), scale())
+        fit(whole, data, double(), scale())
+        assert_close(split, whole)
+
+
+def test_a_step_without_a_loss_in_some_pieces_leaves_them_out():
+    class picky(Small):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx == 0 or batch[1][0] == 0 else loss
+
+    data = classification_batches(2, size=4)
+    module = small(1)
+    module.__class__ = picky
+    fit(module, data)
+    kept = [index for index, label in enumerate(data[1][1]) if label != 0]
+    assert 0 < len(kept) < 4
+    assert_close(module, plain([(data[1][0][kept], data[1][1][kept])]))
+
+
+@dataclasses.dataclass
+class Sample:
+    x: torch.Tensor
+    tags: list[str]
+
+
+def parts(batch, pieces, module=None):
+    class loop:
+        pass
+
+    loop.module = module or torch.nn.Linear(1, 1)
+    return list(cut(loop, batch, pieces))
+
+
+def test_batches_of_many_forms_are_cut():
+    x = torch.arange(4.0)
+    assert [part.tolist() for part in parts(x, 2)] == [[0, 1], [2, 3]]
+    assert [len(part) for part in parts(torch.arange(7), 4)] == [1, 2, 2, 2]
+    assert len(parts(torch.arange(3), 8)) == 3
+    first, _ = parts({"x": x, "y": (x, torch.tensor(1.0)), "names": list("abcd"), "n": None}, 2)
+    assert first["x"].tolist() == first["y"][0].tolist() == [0, 1]
+    assert (first["y"][1].item(), first["names"], first["n"]) == (1.0, ["a", "b"], None)
+    _, second = parts(Sample(x, list("abcd")), 2)
+    assert (second.x.tolist(), second.tags) == ([2, 3], ["c", "d"])
+    with pytest.raises(TypeError, match="cannot cut a PackedSequence: define cut_batch"):
+        parts((x, pack_sequence([x])), 2)
+
+
+def test_a_module_may_cut_its_batches_itself():
+    class own(torch.nn.Linear):
+        def cut_batch(self, batch, pieces):
+            return [batch[index::pieces] for index in range(pieces)]
+
+    assert [part.tolist() for part in parts(torch.arange(4), 2, own(1, 1))] == [[0, 2], [1, 3]]
+
+
+def test_optimizers_that_replay_are_refused():
+    class replays(TinyClassifier):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters())
+
+    with pytest.raises(ValueError, match="split_on_oom cannot be had with LBFGS"):
+        fit(replays(), classification_batches(1))
+
+
+def test_it_pickles_after_a_run():
+    trainer = fit(small(2), classification_batches(1))
+    assert pickle.loads(pickle.dumps(trainer)).plugins[0].pieces == 4
