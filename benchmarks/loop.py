@@ -120,7 +120,7 @@ def lightloop(case, data):
     else:
         options = {"accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": CLIP, "log_every_n_steps": LOG_EVERY}
         if case == "full":
-            options |= {"track_grad_norm": 2, "terminate_on_nan": True}
+            options |= {"track_grad_norm": 2, "grad_norm_per_parameter": False, "terminate_on_nan": True}
         trainer = Trainer(plugins=["-*", "lr_schedule", "log_every", Rows()], **options)
     result = trainer.fit(module, data)
     return module.net, result.global_step

@@ -70,7 +70,7 @@ class Clip(Plugin):
             norm = loop.grad_norm(2.0)
             finite = norm.isfinite()
             torch.nn.utils.clip_grads_with_norm_(parameters, self.limit, torch.where(finite, norm, 0.0))
-            self._log(loop, norm, torch.where(finite, norm * (self.limit / (norm + 1e-6)).clamp(max=1.0), norm))
+            self._log(loop, norm, torch.where(finite, norm.clamp(max=self.limit), norm))
         elif self.algorithm == "value":
             if dense := [parameter for parameter in parameters if not _sparse(parameter)]:
                 torch.nn.utils.clip_grad_value_(dense, self.limit)

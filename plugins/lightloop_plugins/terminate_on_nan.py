@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -43,9 +44,8 @@ class TerminateOnNan(Plugin):
 
     @hookimpl
     def after_forward(self, loop: Loop) -> None:
-        loss = loop.loss
-        bad = loss is not None and not loss.isfinite().all()
-        self._end(loop, f"the loss is {loss.item()}" if loss is not None and bad else None)
+        loss = 0.0 if loop.loss is None else loop.loss.item()
+        self._end(loop, None if math.isfinite(loss) else f"the loss is {loss}")
 
     @hookimpl
     def before_step(self, loop: Loop) -> None:
@@ -53,8 +53,9 @@ class TerminateOnNan(Plugin):
         self._end(loop, _first(_gradients(loop), "the gradient of") if bad else None)
 
     @hookimpl
+    @torch.no_grad()
     def after_step(self, loop: Loop) -> None:
-        parameters = [parameter.detach() for parameter in parameters_of(loop.optimizer)]
+        parameters = parameters_of(loop.optimizer)
         bad = not torch.nn.utils.get_total_norm(parameters).isfinite()
         self._end(loop, _first(_parameters(loop), "after the step, the parameter") if bad else None)
 
