@@ -73,9 +73,15 @@ class Resumed:
 
     def iter_from(self, skip: int) -> Iterator[Any]:
         """The batches after the first ``skip``."""
+        if not skip:  # an epoch that begins draws its order from where the numbers are
+            set_global(self._now)
+            yield from self._begin(skip)
+            return
         rest, waiting = self._begin(skip), []
-        if size_of(self.loader) is None and skip:  # its reader is one batch ahead
+        if size_of(self.loader) is None:  # its reader is one batch ahead
             waiting = list(itertools.islice(rest, 1))
+        if innermost(self.loader) is not self.loader and size_of(self.loader) is not None:
+            rest = itertools.islice(rest, len(self) - skip)  # what is around it has a limit
         set_global(self._now)
         yield from waiting
         yield from rest
