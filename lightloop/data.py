@@ -32,11 +32,7 @@ def with_is_last(batches: Iterable[T], skip: int = 0, limit: int | None = None) 
     end = limit if size is None else size if limit is None else min(size, limit)
     if end is not None and skip >= end:
         return
-    begin_at = getattr(batches, "iter_from", None) if skip else None
-    if begin_at is not None:
-        rest = itertools.islice(begin_at(skip), None if end is None else end - skip)
-    else:
-        rest = itertools.islice(iter(batches), skip, limit)
+    rest = itertools.islice(iter_from(batches, skip), None if limit is None else limit - skip)
     if end is not None:
         for index, batch in enumerate(rest, start=skip + 1):
             yield batch, index >= end
@@ -46,6 +42,12 @@ def with_is_last(batches: Iterable[T], skip: int = 0, limit: int | None = None) 
             yield waiting, False
             waiting = following
         yield waiting, True
+
+
+def iter_from(batches: Iterable[T], skip: int) -> Iterator[T]:
+    """The batches after the first ``skip``: read and dropped, unless ``batches`` has an ``iter_from`` of its own."""
+    begin_at = getattr(batches, "iter_from", None) if skip else None
+    return itertools.islice(iter(batches), skip, None) if begin_at is None else iter(begin_at(skip))
 
 
 class Limited:
@@ -60,6 +62,10 @@ class Limited:
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(iter(self.loader), self.limit)
+
+    def iter_from(self, skip: int) -> Iterator[Any]:
+        """The batches after the first ``skip``."""
+        return itertools.islice(iter_from(self.loader, skip), max(0, self.limit - skip))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":
