@@ -76,7 +76,7 @@ def run(trainer: Trainer, module: nn.Module, train: Any, trial: Trial) -> None:
     Raises:
         TypeError: if ``train`` can be read only once, so that it would be used up.
     """
-    if train is not None and iter(train) is train:
+    if isinstance(train, Iterator):  # asking iter() would draw a random number for a DataLoader
         raise TypeError(
             "the data of a trial is read again in training, which a generator cannot be: give a list or DataLoader"
         )

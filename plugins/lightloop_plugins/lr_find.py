@@ -80,7 +80,7 @@ def lr_find(
         max_lr: the rate of the last one.
         steps: how many there are; each loss is read, so that the host waits at every step.
         mode: whether rates grow by a factor or by a summand.
-        diverged: the test ends when the smoothed loss is above so many times its lowest; None: never.
+        diverged: the test ends when the smoothed loss is above so many times its lowest; None: only at NaN or infinity.
 
     Raises:
         ValueError, TypeError: if rates or steps make no sense, or the data can be read only once.
@@ -133,7 +133,8 @@ class RangeTest(Trial):
         found.smoothed.append(self._mean / (1 - SMOOTHING ** len(found.losses)))
         if len(found.lrs) == len(self.rates) or not math.isfinite(loss):
             return False
-        if self.diverged is not None and found.smoothed[-1] > self.diverged * min(found.smoothed):
+        best = min(found.smoothed)
+        if self.diverged is not None and found.smoothed[-1] - best > (self.diverged - 1) * abs(best):
             return False
         self._set_rate(loop)
         return True
