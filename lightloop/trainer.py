@@ -203,5 +203,6 @@ def _known_to(module: nn.Module, loop: Loop) -> Iterator[None]:
     try:
         yield
     finally:
+        loop.trainer = None  # in a cycle, the workers of loaders would wait for the garbage collector, and it for them
         for part, previous in before:
             object.__setattr__(part, "_loop", previous)
