@@ -117,7 +117,18 @@ class Selection:
         wanted = [found.plugin for found in self.found.values() if found.plugin and found.name not in listed]
         asked = [plugin for plugin in wanted if self._asked(plugin, given.get(plugin, {}))]
         live += [_build(plugin, given.get(plugin, {})) for plugin in asked]
+        return undisplaced(_with_defaults(live, self._defaults(wanted, asked, live, given)))
+
+    def _defaults(
+        self,
+        wanted: Sequence[type[Plugin]],
+        asked: Sequence[type[Plugin]],
+        live: Sequence[Plugin],
+        given: Mapping[type[Plugin], Mapping[str, Any]],
+    ) -> dict[Plugin, bool]:
+        """The default plugins that nothing keeps out, and whether options of theirs were given."""
         groups = {plugin.group for plugin in live if plugin.group}
+        defaults = {}
         for plugin in wanted if self.defaults else ():
             off = any(self.known[k].option.switch and not v for k, v in given.get(plugin, {}).items())
             if (
@@ -128,8 +139,8 @@ class Selection:
                 and plugin.group not in groups
                 and not plugin.called() & self.settled
             ):
-                live.append(_build(plugin, given.get(plugin, {})))
-        return undisplaced(live)
+                defaults[_build(plugin, given.get(plugin, {}))] = plugin in given
+        return defaults
 
     def _asked(self, plugin: type[Plugin], given: Mapping[str, Any]) -> bool:
         on = [keyword for keyword, value in given.items() if self.known[keyword].turned_on_by(value)]
@@ -205,6 +216,17 @@ class Manager:
             if any(impl.plugin_name == OWN for impl in impls):
                 lines.append(f"  {len(seen) + 1}. the loop's own answer")
         return "\n".join(lines) if lines else "no plugin is live: the loop's own answers are all there is"
+
+
+def _with_defaults(live: Sequence[Plugin], defaults: Mapping[Plugin, bool]) -> list[Plugin]:
+    """``live`` and those of ``defaults`` whose requirements are there, or that somebody gave options."""
+    chosen = [*live, *defaults]
+    while True:
+        there = {name for plugin in chosen for name in plugin.called()}
+        kept = [plugin for plugin in chosen if defaults.get(plugin, True) or set(plugin.requires) <= there]
+        if kept == chosen:
+            return chosen
+        chosen = kept
 
 
 def _build(plugin: type[Plugin], given: Mapping[str, Any]) -> Plugin:

@@ -84,7 +84,7 @@ class Plugin:
     displaces: ClassVar[tuple[str, ...]] = ()
     """Names, groups or tags that are left out while this one is live."""
     default: ClassVar[bool] = False
-    """Whether it is live without being asked for."""
+    """Whether it is live without being asked for, where what it requires is live too."""
     offers: ClassVar[Mapping[str, str]] = {}
     """Attributes that the Trainer has while this plugin is live, each with the attribute of the plugin behind it."""
     state_version: ClassVar[int] = 1

@@ -62,6 +62,17 @@ def test_nothing_is_live_unless_asked_for_or_a_default():
     assert live(*plugins, d_on=False) == ["a"]
 
 
+def test_a_default_one_is_out_where_what_it_requires_is():
+    base = make("base", default=True)
+    user = make("user", default=True, requires=("base",), size=option(0, "Size.", enables=False))
+    third = make("third", default=True, requires=("user",))
+    assert live(base, user, third) == ["base", "third", "user"]
+    assert live(base, user, third, listed=["-base"]) == []
+    text = "plugin 'user' requires 'base', which is not live: take '-base' out of plugins"
+    assert refusal(PluginError, base, user, third, listed=["user", "-base"]) == text
+    assert refusal(PluginError, base, user, third, listed=["-base"], user_size=3) == text
+
+
 def test_discovered_and_listed_in_every_order_gives_one_order():
     one = make("one", before=("three",))
     two = make("two", after=("kind",))
