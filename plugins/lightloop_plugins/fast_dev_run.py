@@ -17,7 +17,7 @@ class FastDevRun(Plugin):
 
     name = "fast_dev_run"
     tags = ("validation",)
-    before = ("accelerator", "strategy", "checkpoint")
+    before = ("checkpoint",)
     displaces = (
         "checkpoint",
         "duration",
@@ -38,7 +38,7 @@ class FastDevRun(Plugin):
             raise self.refuse("batches", "a whole number from 1, or True for one")
         self.count = int(self.batches)
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wrapper=True, tryfirst=True)  # around whoever shards or seeds a loader
     def prepare_loader(self, loop: Loop) -> Generator[None, Any, Any]:
         return Limited((yield), self.count)
 

@@ -100,3 +100,11 @@ def test_nonsense_is_refused():
         Trainer(["-*"], fast_dev_run=-1)
     with pytest.raises(TypeError, match="fast_dev_run"):
         Trainer(["-*"], fast_dev_run=1.5)
+
+
+def test_it_finds_its_place_among_the_default_plugins():
+    names = [plugin.name for plugin in Trainer(fast_dev_run=True, seed=1).plugins]
+    assert "fast_dev_run" in names
+    assert not {"validation", "csv", "checkpoint"} & set(names)
+    lines = Trainer(fast_dev_run=True, seed=1).explain().splitlines()
+    assert lines[lines.index("prepare_loader") + 1].split() == ["1.", "fast_dev_run", "around", "the", "rest"]

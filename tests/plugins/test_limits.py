@@ -196,3 +196,9 @@ def test_old_names(name):
     assert getattr(trainer.plugin("limits"), name) == 0.5
     with pytest.raises(TypeError, match="are one option"), pytest.warns(DeprecationWarning, match="is now called"):
         Trainer(["-*"], **{f"{name}_percent_check": 0.5, f"limit_{name}_batches": 0.5})
+
+
+def test_limits_are_around_whatever_else_is_done_to_a_loader():
+    lines = Trainer(limit_train_batches=2, overfit_batches=3, seed=1).explain().splitlines()
+    start = lines.index("prepare_loader")
+    assert [line.split()[1] for line in lines[start + 1 : start + 4]] == ["limits", "overfit", "seed"]
