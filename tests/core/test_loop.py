@@ -140,6 +140,23 @@ def test_a_closure_replays_forward_and_backward_and_nothing_else():
     ]
 
 
+def test_every_event_of_two_epochs_with_validation_and_accumulation():
+    recorder = Recorder()
+    data = classification_batches(3)
+    trainer = Trainer([BARE, "validation", recorder], accumulate_grad_batches=2, max_epochs=2)
+    trainer.fit(TinyClassifier(), data, data[:2])
+    batch = ["move_batch", "before_evaluation_batch", "evaluate_batch", "after_evaluation_batch"]
+    validation = ["before_evaluation", *batch * 2, "after_evaluation_batches", "after_evaluation"]
+    epoch = [*EPOCH, *HELD, *BETWEEN, *STEPPED, *BETWEEN, *STEPPED, "after_epoch", *validation, *BETWEEN]
+    assert recorder.events == [
+        *BEGIN,
+        *["prepare_loader", "epochs_remain", *validation],  # the sanity check
+        *epoch,
+        *epoch,
+        *END,
+    ]
+
+
 def test_evaluation_has_its_own_events():
     class Both(Recorder):
         """Validates after the epoch."""
