@@ -153,8 +153,9 @@ class _Late:
         self.skip = skip
 
     def __iter__(self) -> Iterator[Any]:
+        # A generator: the loader makes two of them when it begins, and advances the second alone.
         skip, self.skip = self.skip, 0
-        return itertools.islice(iter(self.sampler), skip, None)
+        yield from itertools.islice(iter(self.sampler), skip, None)
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]

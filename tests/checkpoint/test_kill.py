@@ -1,0 +1,190 @@
+"""Killed at any instant, by a real SIGKILL in a real process, a run goes on to the same bits."""
+
+import errno
+import functools
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from lightloop_plugins.checkpoint import storage
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.find import load_newest
+from lightloop_plugins.checkpoint.storage import LocalFolder
+from tests.checkpoint.faults import FaultyDisk, in_child
+from tests.checkpoint.rig import LOADERS, Net, outcome, train, worker_noise
+
+
+class Logged(Net):
+    """Writes each batch down as it is trained on, where a killed process leaves it."""
+
+    file: str
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        with open(self.file, "a") as stream:
+            stream.write(json.dumps(self.trace[-1]) + "\n")
+        return loss
+
+
+def run(folder, make, **options):
+    """One life of a run, which ends by writing what came out."""
+
+    def module():
+        net = Logged()
+        net.file = folder / "trace"
+        return net
+
+    module, trainer = train(folder / "checkpoints", make, resume="auto", module=module, **options)
+    (folder / "outcome.new").write_text(json.dumps(outcome(module, trainer), default=str))
+    os.rename(folder / "outcome.new", folder / "outcome")
+
+
+def result(folder):
+    """What came out, and the batches that were trained on, by their place; one that came twice was the same twice."""
+    order = {}
+    for line in (folder / "trace").read_text().splitlines():
+        epoch, batch, index, loss = json.loads(line)
+        assert order.setdefault((epoch, batch), (index, loss)) == (index, loss)
+    return json.loads((folder / "outcome").read_text()), order
+
+
+def killed(folder, make, lives, **options):
+    """Kill life after life, each after a random while, until one lives to its end."""
+    folder.mkdir()
+    chance, kills = random.Random(os.getpid() ^ time.time_ns()), 0
+    while not (folder / "outcome").exists():
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                run(folder, make, **options)
+                status = 0
+            finally:
+                os._exit(status)
+        if kills < lives:
+            until = time.monotonic() + chance.uniform(0.0, 0.6)
+            while time.monotonic() < until and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                time.sleep(0.002)
+            os.kill(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status in (0, -signal.SIGKILL)
+        kills += status != 0
+    return kills
+
+
+@pytest.fixture
+def wanted(tmp_path):
+    def make(loader, **options):
+        (tmp_path / "whole").mkdir()
+        assert in_child(lambda: run(tmp_path / "whole", loader, **options)) == 0
+        return result(tmp_path / "whole")
+
+    return make
+
+
+OPTIONS = {"accumulate_grad_batches": 2, "val_check_interval": 3, "gradient_clip_val": 1.0, "epochs": 8}
+
+
+def test_killed_again_and_again_until_it_has_finished(tmp_path, wanted):
+    expected = wanted(LOADERS["plain"], **OPTIONS)
+    kills = killed(tmp_path / "killed", LOADERS["plain"], 50, **OPTIONS)
+    assert kills > 5
+    assert result(tmp_path / "killed") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("life", range(5))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_again_and_again_with_everything_on(tmp_path, wanted, workers, life):
+    make = functools.partial(worker_noise, workers, persistent=workers > 0)
+    options = {**OPTIONS, "async_save": life % 2 == 1, "epochs": 20}
+    expected = wanted(make, **options)
+    assert killed(tmp_path / "killed", make, 60, **options) > 5
+    assert result(tmp_path / "killed") == expected
+
+
+SHORT = {"epochs": 1, "accumulate_grad_batches": 2, "limit_train_batches": 3, "save_last": 1}
+
+
+def faulty(folder, monkeypatch, at, fault, number=errno.ENOSPC, **options):
+    """A life whose file system has a fault at call ``at``; whether it came to that."""
+    monkeypatch.setattr(storage, "Disk", functools.partial(FaultyDisk, at, fault, number))
+    status = in_child(lambda: run(folder, LOADERS["plain"], **SHORT, **options))
+    monkeypatch.undo()
+    return status
+
+
+@pytest.mark.parametrize("fault", ["kill", "tear"])
+def test_killed_at_calls_to_the_file_system_throughout_a_run(tmp_path, wanted, monkeypatch, fault):
+    every_call(tmp_path, wanted, monkeypatch, fault, 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "tear"])
+def test_killed_at_every_call_to_the_file_system_throughout_a_run(tmp_path, wanted, monkeypatch, fault):
+    every_call(tmp_path, wanted, monkeypatch, fault, 1)
+
+
+def every_call(tmp_path, wanted, monkeypatch, fault, stride):
+    expected = wanted(LOADERS["plain"], **SHORT)
+    for at in range(0, 10_000, stride):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        if faulty(folder, monkeypatch, at, fault) == 0:
+            break
+        assert not (folder / "outcome").exists()
+        assert in_child(lambda folder=folder: run(folder, LOADERS["plain"], **SHORT)) == 0
+        assert result(folder) == expected
+        assert not [name for name in os.listdir(folder / "checkpoints") if name.startswith((".tmp-", ".dead-"))]
+    assert at > 50
+
+
+@pytest.mark.parametrize("at", [30, 61, 70])
+def test_a_full_disk_once_ends_the_run_or_is_a_warning_and_it_goes_on(tmp_path, wanted, monkeypatch, at):
+    expected = wanted(LOADERS["plain"], **SHORT)
+    folder = tmp_path / "once"
+    folder.mkdir()
+    assert faulty(folder, monkeypatch, at, "once") == 1
+    assert load_newest(LocalFolder(folder / "checkpoints")) is not None
+    assert in_child(lambda: run(folder, LOADERS["plain"], **SHORT)) == 0
+    assert result(folder) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_at_the_next_boundary_and_ends_the_process(tmp_path, wanted, number):
+    expected = wanted(LOADERS["plain"], **OPTIONS)
+    folder = tmp_path / "signalled"
+    folder.mkdir()
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                run(folder, LOADERS["plain"], save_every=None, **OPTIONS)
+                code = 0
+            except SystemExit as error:
+                code = error.code
+            finally:
+                os._exit(code)
+        lines = (folder / "trace").read_text().count("\n") if (folder / "trace").exists() else 0
+        while (folder / "trace").exists() is False or (folder / "trace").read_text().count("\n") < lines + 5:
+            time.sleep(0.002)
+        os.kill(pid, number)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + number
+    assert in_child(lambda: run(folder, LOADERS["plain"], save_every=None, **OPTIONS)) == 0
+    assert result(folder) == expected
+
+
+def test_all_damaged_is_a_refusal_and_never_a_start_from_scratch(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert in_child(lambda: run(folder, LOADERS["plain"], **SHORT)) == 0
+    for path in (folder / "checkpoints").glob("step-*/state.json"):
+        path.write_bytes(path.read_bytes()[:-1])
+    (folder / "outcome").unlink()
+    with pytest.raises(CheckpointError, match="Nothing is trained from scratch"):
+        run(folder, LOADERS["plain"], **SHORT)
