@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map
 
-from lightloop import Loop, batch_size, defined, keep_random
+from lightloop import Loop, batch_size, defined, keep_random, map_leaves
 from lightloop_plugins._trial import free_memory
 
 Gradients = list[tuple[Tensor, Tensor]]
@@ -51,22 +48,17 @@ def cut(loop: Loop, batch: Any, pieces: int) -> Iterator[Any]:
 
 
 def _part(batch: Any, size: int, first: int, end: int) -> Any:
-    def plain(value: Any) -> bool:  # one entry for each sample, and no tensor
+    def listed(value: Any, path: str) -> bool:
+        """Whether it has one entry for each sample, and no tensor."""
         return isinstance(value, list) and len(value) == size and not any(isinstance(x, (Tensor, list)) for x in value)
 
-    def part(value: Any) -> Any:
+    def part(value: Any, path: str) -> Any:
         if isinstance(value, PackedSequence):
             raise TypeError("split_on_oom cannot cut a PackedSequence: define cut_batch(batch, pieces) on the module")
-        if plain(value) or (isinstance(value, Tensor) and value.ndim and value.shape[0] == size):
-            return value[first:end]
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            clone = copy.copy(value)
-            for field in dataclasses.fields(value):
-                object.__setattr__(clone, field.name, _part(getattr(value, field.name), size, first, end))
-            return clone
-        return value
+        whole = isinstance(value, Tensor) and value.ndim and value.shape[0] == size
+        return value[first:end] if whole or listed(value, path) else value
 
-    return tree_map(part, batch, is_leaf=lambda value: plain(value) or isinstance(value, PackedSequence))
+    return map_leaves(part, batch, is_leaf=listed)
 
 
 def take_gradients(loop: Loop) -> Gradients:
