@@ -7,7 +7,7 @@ import math
 import operator
 import warnings
 from collections.abc import Generator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightloop import Loop, Plugin, hookimpl, option
 
@@ -26,6 +26,7 @@ class EarlyStopping(Plugin):
     name = "early_stopping"
     after = ("log_every", "validation")
     before = ("checkpoint",)
+    offers: ClassVar[Mapping[str, str]] = {"early_stop_callback": "itself"}
 
     monitor: str = option("val_loss", "The metric to watch.", enables=False)
     min_delta: float = option(0.0, "Changes up to this size are no improvement.", enables=False)
@@ -63,6 +64,11 @@ class EarlyStopping(Plugin):
         self._better = operator.gt if mode == "max" else operator.lt
         self._sign = 1 if mode == "max" else -1
         self._begin()
+
+    @property
+    def itself(self) -> EarlyStopping:
+        """What ``trainer.early_stop_callback`` is."""
+        return self
 
     def _begin(self) -> None:
         self.wait_count = 0

@@ -263,6 +263,8 @@ def test_the_flag():
     assert (stopper.monitor, stopper.patience, stopper.mode, stopper.verbose) == ("val_loss", 3, "min", True)
     own = EarlyStopping("val_acc", mode="max")
     assert Trainer(["-*"], early_stop_callback=own).plugin("early_stopping") is own
+    assert Trainer(["-*"], early_stop_callback=own).early_stop_callback is own
+    assert Trainer(["-*"]).early_stop_callback is None
     tuned = Trainer(["-*"], early_stop_callback=True, early_stopping_patience=7).plugin("early_stopping")
     assert tuned.patience == 7
     with pytest.raises(TypeError, match="has its options already"):
