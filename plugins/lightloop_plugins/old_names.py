@@ -45,6 +45,8 @@ class OldNames(Plugin):
             if getattr(self, name):
                 raise ValueError(f"{name} is gone: {instead}")
         self._trainer: Any = None
+        self._shown: dict[str, float] = {}
+        self._batch_idx = 0
         self._bar: Callable[[], Mapping[str, Any]] | None = None
 
     @hookimpl
@@ -70,22 +72,29 @@ class OldNames(Plugin):
                 loop.metrics.put(name, value)
                 loop.metrics.on_bar.add(name)
 
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        if self._trainer is not None:
+            self._shown, self._batch_idx = dict(self._trainer.progress_bar_dict), self._trainer.batch_idx
+            self._trainer = None
+        self._bar = None
+
     @property
     def progress_bar_dict(self) -> dict[str, float]:
         """What a progress bar would show."""
-        return self._trainer.progress_bar_metrics if self._trainer is not None else {}
+        return self._shown if self._trainer is None else dict(self._trainer.progress_bar_metrics)
 
     @property
     def training_tqdm_dict(self) -> dict[str, float]:
         """What ``progress_bar_dict`` was called."""
         _say("trainer.training_tqdm_dict", "progress_bar_dict")
-        return dict(self._trainer.progress_bar_dict) if self._trainer is not None else {}
+        return self._shown if self._trainer is None else dict(self._trainer.progress_bar_dict)
 
     @property
     def batch_nb(self) -> int:
         """What ``batch_idx`` was called."""
         _say("trainer.batch_nb", "batch_idx")
-        return self._trainer.batch_idx if self._trainer is not None else 0
+        return self._batch_idx if self._trainer is None else int(self._trainer.batch_idx)
 
 
 EVALUATION = {"batch_idx": "loop.evaluation.batch_idx", "dataloader_idx": "loop.evaluation.loader_idx"}
