@@ -9,7 +9,7 @@ from typing import Any
 import pluggy
 
 from lightloop.discovery import Found, PluginError
-from lightloop.dispatch import CLEAN_UP, OWN
+from lightloop.dispatch import CLEAN_UP, OWN, Relay
 from lightloop.options import nearest
 from lightloop.plugin import Plugin
 
@@ -150,4 +150,7 @@ def hooks_of(manager: pluggy.PluginManager, first: Iterable[str]) -> dict[str, p
     """Every hook that is specified: those named ``first`` in that order, then the others by name."""
     specified = {n: c for n, c in vars(manager.hook).items() if isinstance(c, pluggy.HookCaller) and c.has_spec()}
     names = [name for name in first if name in specified]
+    for name in set(specified) - set(names):
+        if hasattr(Relay, name):
+            raise PluginError(f"a plugin brings a hook {name!r}, which the relay of hooks has for itself: rename it")
     return {name: specified[name] for name in [*names, *sorted(set(specified) - set(names))]}

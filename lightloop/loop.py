@@ -140,6 +140,7 @@ class Loop(State):
         else:
             self.skipped_steps += 1
             self.hook.on_step_skipped(loop=self)
+        self.gradients = []  # else they would fill the memory that the next forward needs
 
     def close_open_windows(self) -> None:
         """Step with whatever is still in the windows, so that nothing leaks out of the epoch."""

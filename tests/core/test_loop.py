@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -463,6 +464,52 @@ def test_gradients_of_before_are_not_used_and_none_are_left():
     module.w.grad = torch.tensor(100.0)
     fit(module, probe_batches(2))
     assert (module.w.item(), module.w.grad) == (-3.0, None)
+
+
+def test_gradients_are_free_before_the_next_forward():
+    kept, alive = [], []
+
+    class Watch(Plugin):
+        name = "watch"
+
+        @hookimpl
+        def after_step(self, loop):
+            kept.extend(weakref.ref(gradient) for gradient in loop.gradients)
+
+        @hookimpl
+        def after_batch(self, loop):
+            alive.append(sum(gradient() is not None for gradient in kept))
+
+    fit(TinyClassifier(), classification_batches(3), Watch())
+    assert (len(kept), alive) == (12, [0, 0, 0])
+
+
+def test_steps_that_are_held_for_ever_are_taken_at_the_epochs_end():
+    hold = type("Hold", (Plugin,), {"name": "hold", "hold_step": hookimpl(lambda self: True)})
+    module = Probe()
+    assert fit(module, probe_batches(4), hold, max_epochs=2).global_step == 2
+    assert module.w.item() == -2 * (1 + 2 + 3 + 4) / 4
+
+
+def test_a_loss_that_a_plugin_takes_away_contributes_nothing():
+    def drop(loop):
+        loop.loss = None
+
+    module = Probe()
+    assert (
+        fit(module, probe_batches(4), at("after_forward", batch_idx=1)(drop), accumulate_grad_batches=2).global_step
+        == 2
+    )
+    assert module.w.item() == -1 - 3.5
+
+
+def test_a_loss_that_a_plugin_replaces_is_the_one_that_counts():
+    def double(loop):
+        loop.loss = loop.loss * 2
+
+    module = Probe()
+    fit(module, probe_batches(2), at("after_forward")(double))
+    assert module.w.item() == -6.0
 
 
 def test_fitting_twice_starts_clean():

@@ -461,6 +461,16 @@ def test_plugins_bring_hooks_that_others_implement():
     )
 
 
+@pytest.mark.parametrize("name", ["conclude", "rebuild", "leave"])
+def test_a_hook_cannot_take_the_place_of_what_the_relay_does(name):
+    def spec(self, cup: int) -> int: ...
+
+    specs = type("Specs", (), {name: hookspec(spec)})
+    assert hook_refusal(make("bad", hookspecs=(specs,))()) == (
+        f"a plugin brings a hook {name!r}, which the relay of hooks has for itself: rename it"
+    )
+
+
 def test_explain_says_who_is_called_in_which_order_and_why():
     first = of_hooks("first", before_step=hookimpl(lambda self: None), teardown=hookimpl(lambda self: None))
     second = of_hooks("second", before_step=hookimpl(lambda self: None), after=("first",))
