@@ -60,7 +60,11 @@ def fit(train, val=None, batches=2, epochs=3, **options):
     return module
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "generator": torch.Generator()}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": True}, {"shuffle": True, "generator": torch.Generator()}],
+    ids=["plain", "shuffled", "generator"],
+)
 def test_the_first_batches_in_their_order(options):
     assert fit(loader(**options)).trained == [[0, 1], [2, 3]] * 3
 
