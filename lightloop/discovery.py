@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
+from types import ModuleType
 
 from lightloop.plugin import Plugin
 
 GROUP = "lightloop.plugins"
+LOCAL = "lightloop_local"
+"""The name of the file, and of its module, that has the plugins of one project."""
 
 
 class PluginError(Exception):
@@ -37,10 +43,12 @@ class Found:
         """Why there is no class, as the end of a sentence that begins with the plugin's name."""
         if self.left_out_by:
             return f"is left out by {self.left_out_by}"
+        if isinstance(self.error, PluginError):
+            return str(self.error)
         return f"cannot be imported: {type(self.error).__name__}: {self.error}" if self.error else None
 
     def __str__(self) -> str:
-        return f"{self.name!r} of {self.distribution} {self.version}"
+        return f"{self.name!r} of {self.distribution} {self.version}".rstrip()
 
 
 def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, Found]:
@@ -48,6 +56,9 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
 
     ``LIGHTLOOP_WITHOUT=a,b`` leaves plugins out before anything of theirs is imported, ``LIGHTLOOP_DISCOVER=0`` all that
     are not Lightloop's own. One that cannot be imported is warned of; with ``LIGHTLOOP_STRICT=1`` it is an error.
+
+    The plugins of a file ``lightloop_local.py`` beside the program that runs are among them; ``LIGHTLOOP_LOCAL`` has the
+    path of another, or 0 for none.
 
     Raises:
         PluginError: if two distributions give different plugins one name, or a plugin is broken under
@@ -72,10 +83,19 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
                 f"({entry.value}). Uninstall one of them, or set LIGHTLOOP_WITHOUT={entry.name} to run without both"
             )
         found[entry.name] = _load(entry, distribution, version)
-        if (error := found[entry.name].error) is not None:
-            message = f"plugin {found[entry.name]} is left out; it {found[entry.name].problem}"
+    for local in _local(environ) if not own_only and LOCAL not in without else ():
+        if (other := found.get(local.name)) is not None:
+            raise PluginError(
+                f"a plugin of {local.value.partition(':')[0]} and one of {other.distribution} ({other.value}) are both called "
+                f"{local.name!r}. Rename yours, or set LIGHTLOOP_WITHOUT={local.name} to run without both"
+            )
+        to = left_out if local.name in without else found
+        to[local.name] = replace(local, left_out_by="LIGHTLOOP_WITHOUT") if local.name in without else local
+    for each in found.values():
+        if each.error is not None:
+            message = f"plugin {each} is left out; it {each.problem}"
             if environ.get("LIGHTLOOP_STRICT", "0") == "1":
-                raise PluginError(message) from error
+                raise PluginError(message) from each.error
             _tell(message)
     return dict(sorted({**left_out, **found}.items()))
 
@@ -110,6 +130,72 @@ def _load(entry: EntryPoint, distribution: str, version: str) -> Found:
             raise TypeError(f"{entry.value} has no name")
         if plugin.name != entry.name:
             raise ValueError(f"its entry point is called {entry.name!r} and its class {plugin.name!r}; they must agree")
+        if (reason := unsuited(plugin)) is not None:
+            raise PluginError(reason)
     except (Exception, SystemExit) as error:
         return Found(entry.name, entry.value, distribution, version, error=error)
     return Found(entry.name, entry.value, distribution, version, plugin)
+
+
+def unsuited(plugin: type[Plugin]) -> str | None:
+    """Why a plugin does not work with this Lightloop, as the end of a sentence; None if it does."""
+    if plugin.works_with is None:
+        return None
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        versions = SpecifierSet(plugin.works_with)
+    except InvalidSpecifier:
+        return f"has works_with = {plugin.works_with!r}, which is no specifier of PEP 440, such as '>=0.1,<2'"
+    if versions.contains(here := _own_version(), prereleases=True):
+        return None
+    return f"works with lightloop {plugin.works_with}, and this is {here}: install another version of one of them"
+
+
+@cache
+def _own_version() -> str:
+    return version("lightloop")
+
+
+def local_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file that has the plugins of the program that runs, if there is one."""
+    told = environ.get("LIGHTLOOP_LOCAL", "")
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if told == "0" or not (told or main):
+        return None
+    path = Path(told) if told else Path(main).with_name(f"{LOCAL}.py")  # type: ignore[arg-type]
+    return path.absolute() if path.is_file() else None
+
+
+def _local(environ: Mapping[str, str]) -> list[Found]:
+    path = local_file(environ)
+    if path is None:
+        return []
+    try:
+        module = _imported(path)
+    except (Exception, SystemExit) as error:
+        return [Found(LOCAL, str(path), path.name, "", error=error)]
+    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Plugin)]
+    found = {}
+    for kind in classes:
+        if kind.__module__ == LOCAL and hasattr(kind, "name"):
+            reason, value = unsuited(kind), f"{path}:{kind.__name__}"
+            refused = None if reason is None else PluginError(reason)
+            found[kind] = Found(kind.name, value, path.name, "", None if refused else kind, refused)
+    return list(found.values())
+
+
+def _imported(path: Path) -> ModuleType:
+    known = sys.modules.get(LOCAL)
+    if known is not None and Path(known.__file__ or "") == path:
+        return known
+    spec = importlib.util.spec_from_file_location(LOCAL, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[LOCAL] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[LOCAL]
+        raise
+    return module

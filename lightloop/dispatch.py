@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import pluggy
 
+from lightloop.guard import guarded, guarded_wrapper
 from lightloop.hookspecs import Hooks
 
 CLEAN_UP = ("after_evaluation", "on_error", "after_fit", "teardown")
@@ -30,18 +33,26 @@ class Relay(Hooks):
 
     def __init__(self, manager: pluggy.PluginManager, watch: Watch | None = None) -> None:
         self._manager = manager
+        self.disabled: dict[str, str] = {}
+        """The plugins that failed and were taken out for it, each with what happened in which hook."""
         self._left: list[tuple[object, tuple[str, ...]]] = []
         self.rebuild(watch)
 
     def leave(self, plugin: object, *hooks: str) -> None:
-        """Take ``plugin`` out of ``hooks``, or of every hook but the clean-up ones, as if it were absent from the run."""
+        """Take ``plugin`` out of ``hooks``, or of every hook but the clean-up ones, as if it were absent from the run.
+
+        Named, a clean-up hook is left like any other.
+        """
         self._left.append((plugin, hooks))
         for caller in self._manager.get_hookcallers(plugin) or ():
             self._rebuild(caller)
 
-    def rebuild(self, watch: Watch | None = None) -> None:
-        """Compile every hook again: after plugins were registered or taken out, or to have each call watched."""
-        self._watch = watch
+    def rebuild(self, watch: Watch | None = None, watch_wrapper: Watch | None = None) -> None:
+        """Compile every hook again: after plugins were registered or taken out, or to have each call watched.
+
+        ``watch_wrapper`` is given the generator functions of wrappers, and gives one.
+        """
+        self._watch, self._watch_wrapper = watch, watch_wrapper
         for caller in vars(self._manager.hook).values():
             if isinstance(caller, pluggy.HookCaller):
                 self._rebuild(caller)
@@ -50,19 +61,32 @@ class Relay(Hooks):
         if caller.has_spec():
             name = caller.name
             conclude = name in CLEAN_UP
-            setattr(self, name, self._concluding(name) if conclude else self._compile(name, caller, self._watch))
+            setattr(self, name, self._concluding(name) if conclude else self._compile(name, caller))
 
     def begin(self, plugins: Sequence[object], begun: list[object], **arguments: Any) -> None:
-        """Call ``setup`` of one plugin after another; ``begun`` then has those whose turn has come, a failing one too."""
+        """Call ``setup`` of one plugin after another; ``begun`` then has those whose turn has come, a failing one too.
+
+        A plugin whose hooks run on the main rank alone is, on another, in none of them.
+        """
         impls = {id(impl.plugin): impl for impl in self._manager.hook.setup.get_hookimpls()}
         for plugin in plugins:
             begun.append(plugin)
-            if (impl := impls.get(id(plugin))) is not None:
+            if not arguments["loop"].world.is_main:
+                self._leave_to_main(plugin)
+            if (impl := impls.get(id(plugin))) is not None and not self._has_left(plugin, "setup"):
                 try:
-                    impl.function(*(arguments[argument] for argument in impl.argnames))
+                    self._guarded("setup", impl)(*(arguments[argument] for argument in impl.argnames))
                 except BaseException as error:
                     blame(error, "setup", impl)
                     raise
+
+    def _leave_to_main(self, plugin: object) -> None:
+        """Take ``plugin`` out of the hooks that run on the main rank alone."""
+        ranks: Any = getattr(plugin, "ranks", "all")
+        if ranks == "main":
+            self.leave(plugin, *(caller.name for caller in self._manager.get_hookcallers(plugin) or ()))
+        elif ranks != "all":
+            self.leave(plugin, *(hook for hook, where in ranks.items() if where == "main"))
 
     def conclude(
         self,
@@ -87,9 +111,10 @@ class Relay(Hooks):
             for impl in getattr(self._manager.hook, name).get_hookimpls():
                 if among is not None and not any(impl.plugin is plugin for plugin in among):
                     continue
-                function = self._watch(name, impl.plugin_name, impl.function) if self._watch else impl.function
+                if any(impl.plugin is plugin and name in hooks for plugin, hooks in self._left):
+                    continue
                 try:
-                    function(*({"error": error, **arguments}[argument] for argument in impl.argnames))
+                    self._function(name, impl)(*({"error": error, **arguments}[a] for a in impl.argnames))
                 except BaseException as raised:
                     if raised is not error:
                         blame(raised, name, impl)
@@ -106,16 +131,42 @@ class Relay(Hooks):
     def _concluding(self, name: str) -> Callable[..., None]:
         return lambda **arguments: self.conclude(name, **arguments)
 
-    def _compile(self, name: str, caller: pluggy.HookCaller, watch: Watch | None) -> Callable[..., Any]:
+    def _compile(self, name: str, caller: pluggy.HookCaller) -> Callable[..., Any]:
         assert caller.spec is not None
         impls = [i for i in caller.get_hookimpls()[::-1] if not self._has_left(i.plugin, name)]
         tells = inspect.signature(caller.spec.function).return_annotation in (None, "None")
-        if len(impls) == 1 and impls[0].plugin_name == OWN and impls[0].argnames == caller.spec.argnames and not watch:
+        if (
+            len(impls) == 1
+            and impls[0].plugin_name == OWN
+            and impls[0].argnames == caller.spec.argnames
+            and not self._watch
+        ):
             return impls[0].function
-        call = _plain(name, caller.spec.argnames, [i for i in impls if not i.wrapper], caller.spec.opts, tells, watch)
+        plain = [impl for impl in impls if not impl.wrapper]
+        functions = [self._function(name, impl) for impl in plain]
+        call = _plain(name, caller.spec.argnames, plain, functions, caller.spec.opts, tells)
         for impl in reversed([impl for impl in impls if impl.wrapper]):
-            call = _around(name, caller.spec.argnames, impl, call)
+            call = _around(name, impl, self._function(name, impl), call)
         return call
+
+    def _function(self, name: str, impl: Any) -> Callable[..., Any]:
+        """What is called for ``impl``: its function, in which failures are caught and calls are watched if that is asked for."""
+        function, watch = self._guarded(name, impl), self._watch_wrapper if impl.wrapper else self._watch
+        return watch(name, impl.plugin_name, function) if watch else function
+
+    def _guarded(self, name: str, impl: Any) -> Callable[..., Any]:
+        if getattr(impl.plugin, "on_failure", "stop") == "stop":
+            return impl.function  # type: ignore[no-any-return]
+        failed = partial(self._disable, impl.plugin, name)
+        return guarded_wrapper(impl.function, failed) if impl.wrapper else guarded(impl.function, failed)
+
+    def _disable(self, plugin: Any, hook: str, error: Exception) -> None:
+        if plugin.key not in self.disabled:
+            self.disabled[plugin.key] = f"{hook}: {type(error).__name__}: {error}"
+            warnings.warn(
+                f"{plugin.label} is out for the rest of the run; it failed in {self.disabled[plugin.key]}", stacklevel=3
+            )
+            self.leave(plugin)
 
     def _has_left(self, plugin: object, hook: str) -> bool:
         return any(plugin is other and (not hooks or hook in hooks) for other, hooks in self._left)
@@ -128,10 +179,14 @@ def blame(error: BaseException, hook: str, impl: Any) -> None:
 
 
 def _plain(
-    name: str, arguments: tuple[str, ...], impls: list[Any], opts: Any, tells: bool, watch: Watch | None
+    name: str,
+    arguments: tuple[str, ...],
+    impls: list[Any],
+    functions: list[Callable[..., Any]],
+    opts: Any,
+    tells: bool,
 ) -> Callable[..., Any]:
-    """A function that calls ``impls`` one after another, each on a line of its own, which is how one is blamed."""
-    functions = [watch(name, impl.plugin_name, impl.function) if watch else impl.function for impl in impls]
+    """A function that calls those of ``impls`` one after another, each on a line of its own, which is how one is blamed."""
     calls = [f"f{index}({', '.join(impl.argnames)})" for index, impl in enumerate(impls)]
     if opts["firstresult"]:
         lines = [f"if (answer := {call}) is not None: return answer" for call in calls]
@@ -166,15 +221,15 @@ def _plain(
     return space[name]  # type: ignore[no-any-return]
 
 
-def _around(name: str, arguments: tuple[str, ...], impl: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """``inner`` surrounded by the wrapper ``impl``, a generator function that yields once.
+def _around(name: str, impl: Any, function: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """``inner`` surrounded by the wrapper ``impl``, whose generator ``function`` yields once.
 
     An error that a wrapper raises by accident while another is on its way is noted on that one; it takes its place only
     if the wrapper says ``raise ... from``.
     """
 
     def call(**given: Any) -> Any:
-        wrapper: Generator[None, Any, Any] = impl.function(*(given[argument] for argument in impl.argnames))
+        wrapper: Generator[None, Any, Any] = function(*(given[argument] for argument in impl.argnames))
         try:
             next(wrapper)
         except StopIteration:

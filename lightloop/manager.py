@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pluggy
 
 from lightloop.contract import check_answers, check_hooks, check_needs, hooks_of, undisplaced
-from lightloop.discovery import Found, PluginError
+from lightloop.discovery import Found, PluginError, unsuited
 from lightloop.dispatch import CLEAN_UP, OWN, Relay
 from lightloop.hookspecs import Hooks
 from lightloop.options import Known, known_options, nearest, resolve
 from lightloop.order import in_order, places
 from lightloop.plugin import Plugin, options_of
 
+OWN_ANSWER = "the loop's own answer"
 Entry = str | type[Plugin] | Plugin
 
 
 class Selection:
     """Which plugins are live, from what is installed, what the user lists, and the options that are given."""
 
-    def __init__(self, found: Mapping[str, Found], listed: Iterable[Entry], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, found: Mapping[str, Found], listed: Iterable[Entry], options: Mapping[str, Any], also: Iterable[str] = ()
+    ) -> None:
         self.found = found
         self.without: set[str] = set()
         self.defaults = True
         self.entries: list[type[Plugin] | Plugin] = []
         for entry in listed:
             self._read(entry)
+        own = {entry.name for entry in self.entries}
+        for entry in also:  # what the program lists itself, it has set up as it wants
+            if entry not in own:
+                self._read(entry)
         self.settled: set[str] = set()
         self.known = known_options(found, self._listed_classes())
         rest = {name: value for name, value in options.items() if not self._settle(name, value)}
         self.known = known_options(found, self._listed_classes())
-        self.options = resolve(rest, self.known, found.values())
+        resolved = resolve(rest, self.known, found.values())
+        self.options = {name: value for name, value in resolved.items() if not self._settle(name, value)}  # old names, too
         self.live = in_order(self._choose())
         check_needs(self.live, self.without, found)
 
@@ -51,9 +61,11 @@ class Selection:
             raise TypeError(
                 f"plugins takes names, '-name', '-*', 'module:Class', Plugin classes and instances; found {chosen!r}"
             )
+        kind = chosen if isinstance(chosen, type) else type(chosen)
         if not hasattr(chosen, "name"):
-            kind = chosen if isinstance(chosen, type) else type(chosen)
             raise TypeError(f'plugin class {kind.__name__} has no name: give it one, name = "..."')
+        if (reason := unsuited(kind)) is not None:
+            raise PluginError(f"plugin {kind.name!r} ({kind.__module__}) {reason}")
         if not any(chosen is other for other in self.entries):
             self.entries.append(chosen)
 
@@ -156,6 +168,17 @@ class Selection:
         return False
 
 
+@dataclass(frozen=True)
+class Caller:
+    """One that is called in a hook."""
+
+    key: str | None
+    """The plugin's; None is the loop's own answer."""
+    wrapper: bool = False
+    reason: str = ""
+    """Which declaration put it behind those that are called before it."""
+
+
 class Manager:
     """The live plugins of a run, in order, and the relay that calls their hooks."""
 
@@ -189,44 +212,53 @@ class Manager:
                     raise PluginError(f"plugin {plugin.name!r} brings hooks that cannot be added: {error}") from error
             added.update(plugin.hookspecs)
 
-    def explain(self) -> str:
-        """For each hook in the order of a run: who is called, in which order, and what put it there."""
+    def chains(self) -> dict[str, list[Caller]]:
+        """For each hook that a plugin implements, in the order of a run, who is called; the loop's own answer last."""
         reasons = places(self.plugins)
-        lines = []
+        chains: dict[str, list[Caller]] = {}
         for hook in self.hook_names:
-            impls = getattr(self._pluggy.hook, hook).get_hookimpls()[::-1]
-            if hook in CLEAN_UP:
-                impls.reverse()
-            callers = [impl for impl in impls if impl.plugin_name != OWN]
-            if not callers:
-                continue
-            lines.append(hook + (" (in reverse)" if hook in CLEAN_UP else ""))
+            impls = getattr(self._pluggy.hook, hook).get_hookimpls()
+            if hook not in CLEAN_UP:
+                impls = impls[::-1]
             seen: list[str] = []
-            for impl in callers:
-                why = [
-                    reasons[pair]
-                    for other in seen
-                    for pair in ((other, impl.plugin.name), (impl.plugin.name, other))
-                    if pair in reasons
-                ]
-                reason = "; ".join(why) if why else "by name" if seen else ""
-                kind = " around the rest" if impl.wrapper else ""
-                lines.append(f"  {len(seen) + 1}. {impl.plugin_name}{kind}" + (f"  [{reason}]" if reason else ""))
+            for impl in impls:
+                if impl.plugin_name == OWN:
+                    continue
+                pairs = [pair for other in seen for pair in ((other, impl.plugin.name), (impl.plugin.name, other))]
+                reason = "; ".join(reasons[pair] for pair in pairs if pair in reasons) or ("by name" if seen else "")
+                chains.setdefault(hook, []).append(Caller(impl.plugin_name, impl.wrapper, reason))
                 seen.append(impl.plugin.name)
-            if any(impl.plugin_name == OWN for impl in impls):
-                lines.append(f"  {len(seen) + 1}. the loop's own answer")
+            if seen and any(impl.plugin_name == OWN for impl in impls):
+                chains[hook].append(Caller(None))
+        return chains
+
+    def explain(self) -> str:
+        """The :meth:`chains` as text, and what put each plugin where it is."""
+        lines = []
+        for hook, callers in self.chains().items():
+            lines.append(hook + (" (in reverse)" if hook in CLEAN_UP else ""))
+            for number, caller in enumerate(callers, 1):
+                kind = " around the rest" if caller.wrapper else ""
+                reason = f"  [{caller.reason}]" if caller.reason else ""
+                lines.append(f"  {number}. {caller.key or OWN_ANSWER}{kind}{reason}")
         return "\n".join(lines) if lines else "no plugin is live: the loop's own answers are all there is"
 
 
 def _with_defaults(live: Sequence[Plugin], defaults: Mapping[Plugin, bool]) -> list[Plugin]:
-    """``live`` and those of ``defaults`` whose requirements are there, or that somebody gave options."""
-    chosen = [*live, *defaults]
+    """``live`` and the ``defaults``, but for those that lack what they require and whose options nobody gave."""
+    kept = dict(defaults)
     while True:
-        there = {name for plugin in chosen for name in plugin.called()}
-        kept = [plugin for plugin in chosen if defaults.get(plugin, True) or set(plugin.requires) <= there]
-        if kept == chosen:
-            return chosen
-        chosen = kept
+        there = {name for plugin in (*live, *kept) for name in plugin.called()}
+        lacking = [plugin for plugin, tuned in kept.items() if not tuned and not there.issuperset(plugin.requires)]
+        if not lacking:
+            return [*live, *kept]
+        for plugin in lacking:
+            del kept[plugin]
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """What ``LIGHTLOOP_PLUGINS`` lists: the entries of ``plugins`` that are strings, with commas between them."""
+    return [entry.strip() for entry in environ.get("LIGHTLOOP_PLUGINS", "").split(",") if entry.strip()]
 
 
 def _build(plugin: type[Plugin], given: Mapping[str, Any]) -> Plugin:
@@ -239,4 +271,4 @@ def _build(plugin: type[Plugin], given: Mapping[str, Any]) -> Plugin:
     return plugin(**{fields[keyword].name: value for keyword, value in given.items()})
 
 
-__all__ = ["Entry", "Known", "Manager", "Selection"]
+__all__ = ["Caller", "Entry", "Known", "Manager", "Selection", "from_environment"]

@@ -7,9 +7,11 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 OPTION = "lightloop.option"
+
+Ranks = Literal["all", "main"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,14 @@ class Plugin:
     """The number of the form that :meth:`state_dict` has now."""
     hookspecs: ClassVar[tuple[type, ...]] = ()
     """Classes of hook specifications that this plugin brings; others may implement them."""
+    works_with: ClassVar[str | None] = None
+    """The versions of Lightloop that it is made for, as a specifier of PEP 440: ">=0.1,<2"; None is any."""
+    ranks: ClassVar[Ranks | Mapping[str, Ranks]] = "all"
+    """On which ranks its hooks run, "all" or "main", or hook by hook those that do not run on all."""
+    on_failure: ClassVar[Literal["stop", "disable"]] = "stop"
+    """What an error in one of its hooks does: stop the run, or warn and take the plugin out for the rest of it."""
+    disturbs: ClassVar[tuple[str, ...]] = ()
+    """What comes out otherwise for it than without it: of "parameters", "gradients", "random" and "modes"."""
 
     _key: str | None = None
 
@@ -103,6 +113,8 @@ class Plugin:
                 raise TypeError(
                     f"{cls.__qualname__}.{attribute} must be a tuple of names; write ({getattr(cls, attribute)!r},)"
                 )
+        if cls.ranks != "all" and "strategy" not in cls.after:  # which rank this is, is known then
+            cls.after = (*cls.after, "strategy")
         dataclasses.dataclass(eq=False, repr=True)(cls)
 
     def __post_init__(self) -> None:

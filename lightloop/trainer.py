@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
 from lightloop.familiar import Familiar
 from lightloop.loop import Loop, Operations
-from lightloop.manager import Entry, Manager, Selection
+from lightloop.manager import Entry, Manager, Selection, from_environment
 from lightloop.metrics import fetch
 from lightloop.module import Module
 from lightloop.plugin import Plugin
@@ -46,6 +46,8 @@ class Result:
     """How many steps were applied."""
     metrics: dict[str, float]
     """The latest value of every metric."""
+    disabled: dict[str, str] = field(default_factory=dict)
+    """The plugins that failed and were taken out for it, each with what happened in which hook."""
 
 
 class Trainer(Familiar):
@@ -54,7 +56,8 @@ class Trainer(Familiar):
     Args:
         plugins: what to add to the default plugins or to leave out: a name (``"ema"``), ``"-name"`` to leave one out,
             ``"-*"`` to leave out every one that is live by default,
-            ``"package.module:Class"``, a Plugin class, or an instance.
+            ``"package.module:Class"``, a Plugin class, or an instance. ``LIGHTLOOP_PLUGINS=ema,-progress`` in the
+            environment adds to the list.
         options: every option of every installed plugin by its keyword: ``max_epochs=10``, ``gradient_clip_val=1.0`` …;
             ``lightloop plugins`` lists them. An option that differs from its default makes its plugin live. A group or
             tag is a keyword too, and chooses among its plugins: ``logger="tensorboard"``, ``logger=["csv", MyLogger()]``;
@@ -109,7 +112,8 @@ class Trainer(Familiar):
         loop.train_source = train_source
         with torch.inference_mode(False), torch.enable_grad():
             self._run(loop, loop.fit)
-        return Result(loop.status, loop.stop_reason, loop.epoch, loop.global_step, fetch(loop.metrics.latest))
+        latest, disabled = fetch(loop.metrics.latest), loop.hook.disabled
+        return Result(loop.status, loop.stop_reason, loop.epoch, loop.global_step, latest, disabled)
 
     def validate(self, module: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
         """Run ``validation_step`` over ``data`` and return the metrics; no fit hook is called."""
@@ -129,7 +133,7 @@ class Trainer(Familiar):
         return Manager(self.plugins, Operations()).explain()
 
     def _chosen(self, options: Mapping[str, Any]) -> list[Plugin]:
-        live = Selection(discover(), self._listed, {**self._options, **options}).live
+        live = Selection(discover(), self._listed, {**self._options, **options}, from_environment()).live
         Manager(live, Operations())  # for what it refuses
         return live
 
