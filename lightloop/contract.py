@@ -66,6 +66,8 @@ def check_needs(live: Sequence[Plugin], without: Collection[str], found: Mapping
     groups: dict[str, Plugin] = {}
     there = {name for plugin in live for name in plugin.called()}
     for plugin in live:
+        if plugin.key == OWN:
+            raise PluginError(f"a plugin of {type(plugin).__module__} is called {OWN!r}, as the loop itself: rename it")
         if (twin := keys.setdefault(plugin.key, plugin)) is not plugin:
             raise PluginError(
                 f"{twin!r} and {plugin!r} would keep their state under one key, {plugin.key!r}: "

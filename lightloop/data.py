@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 T = TypeVar("T")
 
@@ -105,6 +105,8 @@ def check_loader(loader: Any, what: str) -> None:
         )
     if isinstance(loader, (Tensor, str, bytes)):
         raise TypeError(f"{what} must give batches; wrap this {type(loader).__name__} in a list or a DataLoader")
+    if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
+        raise TypeError(f"{what} must give batches; {type(loader).__name__} gives samples: wrap it in a DataLoader")
     if isinstance(loader, Mapping):
         raise TypeError(f"{what} must be one loader; this {type(loader).__name__} has {', '.join(map(str, loader))}")
 

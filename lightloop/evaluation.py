@@ -137,8 +137,8 @@ def _whole(module: nn.Module) -> Callable[..., Any]:
 
 @contextmanager
 def _aside(loop: State, sanity: bool) -> Iterator[None]:
-    """Set the training epoch's running metrics aside; for a sanity check, all metrics."""
-    metrics = loop.metrics
+    """Set aside the running metrics of what this pass is inside, an epoch or another pass; for a sanity check, all."""
+    metrics, outer = loop.metrics, loop.evaluation
     running: dict[str, Running] = metrics.epoch
     kept = (dict(metrics.latest), dict(metrics.updates), set(metrics.on_bar))
     metrics.epoch = {}
@@ -148,7 +148,7 @@ def _aside(loop: State, sanity: bool) -> Iterator[None]:
         metrics.epoch = running
         if sanity:
             metrics.latest, metrics.updates, metrics.on_bar = kept
-        loop.evaluation = None
+        loop.evaluation = outer
 
 
 @contextmanager

@@ -183,6 +183,10 @@ def test_an_empty_loader():
         (3, "the training data must be a DataLoader or any other iterable of batches; int cannot be iterated over"),
         (torch.zeros(3), "the training data must give batches; wrap this Tensor in a list or a DataLoader"),
         ("abc", "the training data must give batches; wrap this str in a list or a DataLoader"),
+        (
+            torch.utils.data.TensorDataset(torch.zeros(3)),
+            "the training data must give batches; TensorDataset gives samples: wrap it in a DataLoader",
+        ),
         ({"a": [1], "b": [2]}, "the training data must be one loader; this dict has a, b"),
     ],
 )

@@ -115,7 +115,7 @@ def test_what_cannot_be_read(data):
         check_loader(data, "the data to validate")
 
 
-@pytest.mark.parametrize("data", [[], [X], range(3), Drawn(2), DataLoader(TensorDataset(X)), TensorDataset(X)])
+@pytest.mark.parametrize("data", [[], [X], range(3), Drawn(2), DataLoader(TensorDataset(X)), Endless()])
 def test_what_can_be_read(data):
     check_loader(data, "the data")
 

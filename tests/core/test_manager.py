@@ -318,6 +318,12 @@ def test_c35_two_of_one_key_are_named_and_keys_tell_them_apart():
     assert [plugin.key for plugin in Selection({}, [b, a], {}).live] == ["stop-late", "stop"]
 
 
+def test_nobody_is_called_as_the_loop_is():
+    assert refusal(PluginError, make("loop"), listed=["loop"]) == (
+        f"a plugin of {__name__} is called 'loop', as the loop itself: rename it"
+    )
+
+
 @pytest.mark.parametrize("attribute", ["before", "after", "requires", "conflicts", "tags", "displaces"])
 def test_a_bare_string_is_no_tuple_of_names(attribute):
     with pytest.raises(TypeError, match=rf"Bad\.{attribute} must be a tuple of names; write \('clip',\)"):

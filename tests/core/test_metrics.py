@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lightloop import Metrics, Module, Running, Trainer, World, fetch, hookimpl
+from lightloop import Metrics, Module, Running, Trainer, World, evaluate, fetch, hookimpl
 from lightloop.metrics import FOLD, over_ranks
 from lightloop.plugin import Plugin
 from lightloop.testing import Probe, TinyClassifier, classification_batches, count_syncs, probe_batches
@@ -196,6 +196,18 @@ def test_a_run_without_steps_keeps_memory_flat():
     with pytest.warns(UserWarning, match="has no optimizer"):
         trainer.fit(Logging(), probe_batches(2 * FOLD))
     assert len(trainer.loop.metrics.step["x"].pairs) <= FOLD
+
+
+def test_a_pass_inside_a_pass_gives_the_outer_one_back():
+    class Nested(TinyClassifier):
+        def validation_step(self, batch, batch_idx):
+            inner = evaluate(self.loop, "test", {None: classification_batches(2)})
+            assert list(inner.metrics) == ["val_loss"]
+            self.log("n", float(batch_idx))
+
+        test_step = TinyClassifier.validation_step
+
+    assert Trainer(["-*"]).validate(Nested(), classification_batches(3)) == {"n": 1.0}
 
 
 def test_evaluation_weighs_by_samples_and_names_loaders():
