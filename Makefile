@@ -10,10 +10,10 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint types bench clean
+.PHONY: help train test lint types bench docs pictures clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(STAMP)  ## Train a small classifier of handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)
@@ -33,6 +33,12 @@ types: $(STAMP)  ## Check the types of core and plugins
 bench: $(STAMP)  ## Measure what the loop costs per batch
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loop.py $(ARGS)
 
+docs: $(VENV)/.stamp-docs  ## Build the documentation; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
+
+pictures: $(VENV)/.stamp-docs  ## Draw the pictures of the documentation anew
+	OMP_NUM_THREADS=1 $(BIN)/python docs/_make/pictures.py $(ARGS)
+
 # The environment stays: it is minutes to build, and its stamp says when it is out of date.
 clean:  ## Remove caches, build products and runs
 	rm -rf build dist runs *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -47,4 +53,9 @@ $(STAMP): setup.cfg constraints-dev.txt
 	$(PIP) --upgrade pip setuptools wheel
 	rm -rf lightloop.egg-info  # one left by a build would hide the entry points of this install
 	$(PIP) --no-build-isolation --editable '.[dev,examples]'
+	touch $@
+
+# Sphinx is for the documentation alone.
+$(VENV)/.stamp-docs: $(STAMP)
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	touch $@
