@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
+import types
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pluggy
@@ -60,8 +60,7 @@ class Relay(Hooks):
     def _rebuild(self, caller: pluggy.HookCaller) -> None:
         if caller.has_spec():
             name = caller.name
-            conclude = name in CLEAN_UP
-            setattr(self, name, self._concluding(name) if conclude else self._compile(name, caller))
+            setattr(self, name, self._concluding(name) if name in CLEAN_UP else self._at_first_call(name, caller))
 
     def begin(self, plugins: Sequence[object], begun: list[object], **arguments: Any) -> None:
         """Call ``setup`` of one plugin after another; ``begun`` then has those whose turn has come, a failing one too.
@@ -128,13 +127,22 @@ class Relay(Hooks):
         elif failures:
             raise BaseExceptionGroup(f"{len(failures)} plugins failed in {', '.join(names)}", failures)
 
+    def _at_first_call(self, name: str, caller: pluggy.HookCaller) -> Callable[..., Any]:
+        """Compile when the hook is first called: by then those with nothing to do have bowed out of it."""
+
+        def compile_and_call(**arguments: Any) -> Any:
+            setattr(self, name, self._compile(name, caller))
+            return getattr(self, name)(**arguments)
+
+        return compile_and_call
+
     def _concluding(self, name: str) -> Callable[..., None]:
         return lambda **arguments: self.conclude(name, **arguments)
 
     def _compile(self, name: str, caller: pluggy.HookCaller) -> Callable[..., Any]:
         assert caller.spec is not None
         impls = [i for i in caller.get_hookimpls()[::-1] if not self._has_left(i.plugin, name)]
-        tells = inspect.signature(caller.spec.function).return_annotation in (None, "None")
+        tells = caller.spec.function.__annotations__.get("return", "") in (None, "None")
         if (
             len(impls) == 1
             and impls[0].plugin_name == OWN
@@ -217,8 +225,13 @@ def _plain(
         blame(error, name, impls[error.__traceback__.tb_lineno - first])
 
     space: dict[str, Any] = {f"f{index}": function for index, function in enumerate(functions)} | {"fault": fault}
-    exec(compile("\n".join(source), f"<hook {name}>", "exec"), space)
+    exec(_code("\n".join(source), f"<hook {name}>"), space)
     return space[name]  # type: ignore[no-any-return]
+
+
+@cache
+def _code(source: str, name: str) -> types.CodeType:
+    return compile(source, name, "exec")
 
 
 def _around(name: str, impl: Any, function: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:

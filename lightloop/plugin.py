@@ -118,7 +118,7 @@ class Plugin:
         dataclasses.dataclass(eq=False, repr=True)(cls)
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = hints_of(type(self))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if OPTION in field.metadata and not fits(value, hints.get(field.name, Any)):
@@ -206,7 +206,14 @@ def fits(value: object, hint: Any) -> bool:
     return isinstance(value, kind) if isinstance(kind, type) and kind not in (object, Any) else True
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of the options, worked out once per class."""
+    if "_option_types" not in cls.__dict__:
+        cls._option_types = _read_hints(cls)  # type: ignore[attr-defined]
+    return cls._option_types  # type: ignore[attr-defined, no-any-return]
+
+
+def _read_hints(cls: type) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls)
     except NameError:  # a hint that only type checkers can resolve: nothing is checked at run time

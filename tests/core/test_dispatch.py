@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pluggy
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightloop import Hooks, Relay, hookimpl, hookspec
+from lightloop import Hooks, Relay, World, hookimpl, hookspec
 
 
 class Specs:
@@ -171,6 +172,7 @@ def test_a_plugin_that_comes_or_goes_is_called_after_rebuild():
     one, two = One(), Two()
     manager = manager_of(one)
     relay = Relay(manager)
+    assert relay.collect(x=0) == [1]
     manager.register(two)
     assert relay.collect(x=0) == [1]
     relay.rebuild()
@@ -430,7 +432,7 @@ def test_begin_calls_in_order_and_notes_whose_turn_has_come():
     plugins = [plugin("one"), object(), plugin("two"), plugin("three")]
     begun: list[object] = []
     with pytest.raises(OSError) as info:
-        Relay(manager_of(*plugins, specs=Hooks)).begin(plugins, begun, loop=None)
+        Relay(manager_of(*plugins, specs=Hooks)).begin(plugins, begun, loop=SimpleNamespace(world=World()))
     assert out == ["one", "two"]
     assert begun == plugins[:3]
     assert info.value.__notes__ == ["in setup of plugin 'two' (here)"]
