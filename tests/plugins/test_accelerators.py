@@ -31,8 +31,8 @@ def test_the_keyword_chooses_a_device_plugin_or_a_device_type():
 
 
 def test_nonsense_is_refused_at_construction():
-    with pytest.raises(ValueError, match=r"accelerator \(accelerator.kind\) must be 'auto', .*; it is 'gpus'"):
-        Trainer(accelerator="gpus")
+    with pytest.raises(ValueError, match=r"accelerator \(accelerator.kind\) must be 'auto', .*; it is 'quantum'"):
+        Trainer(accelerator="quantum")
     with pytest.raises(ValueError, match=r"accelerator_index .* must be a whole number from 0; it is -1"):
         Trainer(accelerator="xpu", accelerator_index=-1)
     with pytest.raises(ValueError, match="without an index"):
