@@ -1,0 +1,276 @@
+"""Writes the reference pages from the code: what a page marks with ``<!-- generated: hooks -->`` is put there.
+
+Every part is made by one function that returns Markdown; a test looks that nothing is missing in them. What stands in
+docstrings is reStructuredText, so they are shown through autodoc.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import Field
+from functools import cache
+from typing import Any
+
+import lightloop
+import lightloop.testing
+from lightloop import Hooks, Plugin, discover
+from lightloop.dispatch import CLEAN_UP
+from lightloop.plugin import OPTION, options_of
+
+MARK = re.compile(r"^<!-- generated: ([a-z_]+) -->$", re.MULTILINE)
+LABEL = re.compile(r"^(When|May change|Default|Order): ")
+HOOKS = {name: spec for name, spec in vars(Hooks).items() if hasattr(spec, "lightloop_spec")}
+
+
+@cache
+def plugins() -> dict[str, type[Plugin]]:
+    """The plugins that come with Lightloop, by name."""
+    found = discover()
+    broken = [str(each) for each in found.values() if each.distribution == "lightloop" and each.plugin is None]
+    if broken:
+        raise RuntimeError(f"the reference cannot be written without {', '.join(broken)}")
+    return {name: each.plugin for name, each in found.items() if each.distribution == "lightloop" and each.plugin}
+
+
+@cache
+def implementers(hook: str) -> list[str]:
+    """The plugins that come with Lightloop and implement ``hook``."""
+    found = []
+    for name, plugin in plugins().items():
+        for attribute in dir(plugin):
+            marked = getattr(inspect.getattr_static(plugin, attribute), "lightloop_impl", None)
+            if marked and (marked["specname"] or attribute) == hook:
+                found.append(name)
+                break
+    return found
+
+
+def hooks() -> str:
+    """Every hook: signature, docstring, kind, and which plugins implement it."""
+    parts = []
+    for name, spec in HOOKS.items():
+        kind = "An operation: the first answer counts." if spec.lightloop_spec["firstresult"] else "Tells."
+        if name in CLEAN_UP:
+            kind += " Plugins are called in reverse order, and each of them whatever the others raise."
+        used = ", ".join(f"[{each}](plugins.md#{anchor(each)})" for each in implementers(name)) or "none"
+        parts.append(f"## {name}\n\n{kind} Plugins of Lightloop that implement it: {used}.\n")
+        parts.append(rst(f".. automethod:: lightloop.Hooks.{name}"))
+    return "\n".join(parts)
+
+
+def options() -> str:
+    """Every option of every plugin, by keyword."""
+    rows = []
+    for name, plugin in plugins().items():
+        for keyword, field in options_of(plugin).items():
+            rows.append((keyword, f"[{name}](plugins.md#{anchor(name)})", *about(field), field.metadata[OPTION].help))
+    return table(
+        ("keyword", "plugin", "type", "default", "meaning"),
+        [
+            (f"`{keyword}`", plugin, kind, default, escape(help))
+            for keyword, plugin, kind, default, help in sorted(rows)
+        ],
+    )
+
+
+def aliases() -> str:
+    """Every old name of an option."""
+    rows = [
+        (f"`{alias}`", f"`{keyword}`", f"[{name}](plugins.md#{anchor(name)})")
+        for name, plugin in plugins().items()
+        for keyword, field in options_of(plugin).items()
+        for alias in field.metadata[OPTION].aliases
+    ]
+    return table(("old name", "today's", "plugin"), sorted(rows))
+
+
+def plugin_list() -> str:
+    """Every plugin in a line."""
+    rows = []
+    for name, plugin in plugins().items():
+        first = escape(plain(first_line(plugin)))
+        switches = [f"`{keyword}`" for keyword, field in options_of(plugin).items() if field.metadata[OPTION].enables]
+        live = "by default" if plugin.default else ", ".join(switches) or "when it is listed"
+        rows.append((f"[{name}](#{anchor(name)})", first, live))
+    return table(("plugin", "what it does", "what makes it live"), rows)
+
+
+def plugin_pages() -> str:
+    """Every plugin: what it does, where it stands, what it can be told."""
+    parts = []
+    for name, plugin in plugins().items():
+        parts.append(f"## {name}\n")
+        parts.append(rst(f".. autoclass:: {plugin.__module__}.{plugin.__qualname__}\n   :no-members:"))
+        parts.append(place(plugin))
+        if own := options_of(plugin):
+            rows = [(f"`{keyword}`", *about(field), escape(field.metadata[OPTION].help)) for keyword, field in own.items()]
+            parts.append(table(("option", "type", "default", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def place(plugin: type[Plugin]) -> str:
+    """Where a plugin stands among the others."""
+    labels = {
+        "before": "runs before",
+        "after": "runs after",
+        "requires": "needs",
+        "conflicts": "cannot be with",
+        "displaces": "leaves out",
+        "tags": "is also called",
+    }
+    lines = [f"* file: `{plugin.__module__.replace('.', '/')}`", f"* live: {'by default' if plugin.default else 'when asked for'}"]
+    if plugin.group:
+        lines.append(f"* group: `{plugin.group}`, of which one is live")
+    for attribute, words in labels.items():
+        if names := getattr(plugin, attribute):
+            lines.append(f"* {words}: {', '.join(f'`{name}`' for name in names)}")
+    if plugin.offers:
+        lines.append(f"* the trainer has, while it is live: {', '.join(f'`trainer.{name}`' for name in plugin.offers)}")
+    here = [f"[{hook}](hooks.md#{anchor(hook)})" for hook in HOOKS if plugin.name in implementers(hook)]
+    lines.append(f"* hooks: {', '.join(here) or 'none'}")
+    return "\n".join(lines) + "\n"
+
+
+def names() -> str:
+    """Every public name of the package, through autodoc."""
+    return "\n".join(documented(lightloop, name) for name in lightloop.__all__)
+
+
+def testing() -> str:
+    """Every public name of the testing kit, through autodoc."""
+    return "\n".join(documented(lightloop.testing, name) for name in lightloop.testing.__all__)
+
+
+def commands() -> str:
+    """What each command of ``lightloop`` says of itself."""
+    parts = []
+    for words, text in helps():
+        title = " ".join(("lightloop", *words))
+        parts.append(f"## {title}\n\n```text\n$ {title} --help\n{text.rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def helps() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each command with its ``--help``: the program itself, then its subcommands."""
+    if importlib.util.find_spec("lightloop.__main__") is None:
+        return
+    whole = ask()
+    yield (), whole
+    for name in subcommands(whole):
+        yield (name,), ask(name)
+
+
+def subcommands(text: str) -> list[str]:
+    """The names in the braces of a help text: ``{train,explain}``."""
+    braces = re.search(r"\{([a-z_,-]+)\}", text)
+    return braces[1].split(",") if braces else []
+
+
+@cache
+def ask(*words: str) -> str:
+    """What ``lightloop <words> --help`` prints, on a terminal of 100 columns."""
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", "lightloop", *words, "--help"]
+    return subprocess.run(program, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+def documented(module: Any, name: str) -> str:
+    """One public name under a heading of its own, by what it is."""
+    value = getattr(module, name)
+    full = f"{module.__name__}.{name}"
+    if name == "Hooks":
+        body = "The contract between the loop and its plugins; [Hooks](hooks.md) shows each of them.\n"
+    elif name in ("hookimpl", "hookspec"):
+        mark = "hook implementations" if name == "hookimpl" else "hook specifications, of hooks that a plugin brings"
+        body = f"The decorator that marks {mark}: pluggy's marker for the project `lightloop`.\n"
+    elif isinstance(value, type):
+        body = rst(f".. autoclass:: {full}\n   :members:\n   :inherited-members: {' '.join(BASES)}")
+        body = body if name in INHERIT else rst(f".. autoclass:: {full}\n   :members:")
+    elif inspect.isroutine(value):
+        body = rst(f".. autofunction:: {full}")
+    else:
+        body = rst(f".. autodata:: {full}")
+    return f"## {name}\n\n{body}"
+
+
+INHERIT = {"Loop", "Trainer"}
+"""Classes whose public attributes are spread over bases that have no page of their own."""
+BASES = ("object",)
+
+
+def about(field: Field[Any]) -> tuple[str, str]:
+    """Type and default of an option, as cells."""
+    kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+    return f"`{kind}`".replace("|", r"\|"), f"`{field.default!r}`".replace("|", r"\|")
+
+
+def first_line(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def plain(text: str) -> str:
+    """reStructuredText of one sentence as Markdown."""
+    text = re.sub(r":\w+:`~?([^`<]+)`", lambda match: f"`{match[1]}`", text)
+    return text.replace("``", "`")
+
+
+def escape(text: str) -> str:
+    """``text`` as the cell of a table, where braces, bars and stars mean themselves."""
+    text = re.sub(r"(?<!`)([*_|<>{}\[\]])", r"\\\1", text) if "`" not in text else text.replace("|", r"\|")
+    return text.replace("\n", " ")
+
+
+def anchor(name: str) -> str:
+    return name.lower()
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = tuple(head)
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def rst(text: str) -> str:
+    return f"```{{eval-rst}}\n{text}\n```\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "aliases": aliases,
+    "commands": commands,
+    "hooks": hooks,
+    "names": names,
+    "options": options,
+    "plugin_list": plugin_list,
+    "plugin_pages": plugin_pages,
+    "testing": testing,
+}
+
+
+def fill(app: Any, page: str, source: list[str]) -> None:
+    """Put the generated parts where a page wants them."""
+    source[0] = MARK.sub(lambda match: PARTS[match[1]](), source[0])
+
+
+def label(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Make a list of fields of the labelled lines of a hook's docstring, whose next lines are indented."""
+    if not name.startswith("lightloop.Hooks."):
+        return
+    first = True
+    for index, line in enumerate(list(lines)):
+        if LABEL.match(line):
+            lines[index] = ("\n" if first else "") + LABEL.sub(r":\1: ", line)
+            first = False
+    lines[:] = "\n".join(lines).split("\n")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register with Sphinx."""
+    app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", label, priority=100)  # before napoleon, which knows other labels
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
