@@ -23,6 +23,8 @@ class World:
     """This process among those of its machine."""
     size: int = 1
     """How many processes train together."""
+    in_lockstep: bool = False
+    """Whether each forward of the module concerns all ranks, so that they must evaluate equally many batches, too."""
 
     @property
     def is_main(self) -> bool:
