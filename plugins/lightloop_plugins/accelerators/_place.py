@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from lightloop import Loop, Plugin, defined, hookimpl
+from lightloop_plugins.accelerators._distributed import environment
 
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None))
 
@@ -61,7 +62,8 @@ class Device(Plugin):
 
 def local_index() -> int:
     """The device of a process whose launcher says which one of its machine it is; else the first."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    place = environment()
+    return int(os.environ.get("LOCAL_RANK", "0")) if place is None else place.local_rank
 
 
 def existing(kind: str, index: int | None, said: str) -> torch.device:

@@ -1,0 +1,272 @@
+"""Several processes that train together over :mod:`torch.distributed`: who they are, how they meet, and their World."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from lightloop import Key, World
+
+T = TypeVar("T")
+
+DEVICES: Key[int] = Key("devices.devices")
+"""How many devices of each machine are to be used, where somebody said so."""
+NODES: Key[int] = Key("devices.nodes")
+"""How many machines are to be used, where somebody said so."""
+
+WIDE = {torch.bool: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""In which type values are reduced over gloo, for those that it cannot add or adds coarsely."""
+SLOTS = 6
+"""How many numbers a control message has room for."""
+OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_OPEN: dict[str, Store] = {}
+"""The stores that this process has connected to, by address; a port can be bound once, whatever number of runs follow."""
+_JOINED: dict[str, int] = {}
+"""How many runs have met at each."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher has put this process."""
+
+    rank: int
+    local_rank: int
+    size: int
+    launcher: str
+    address: str = "127.0.0.1"
+    port: int = 29500
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """The place that torchrun (or who sets the same variables), SLURM's srun, or Open MPI's mpirun has given; else None.
+
+    Raises:
+        RuntimeError: if a launcher has put processes on several machines and nobody said where the first one is.
+    """
+
+    def number(name: str, default: int = 0) -> int:
+        return int(environ.get(name) or default)
+
+    def at(name: str, default: str | None, port: int) -> tuple[str, int]:
+        address = environ.get("MASTER_ADDR") or default
+        if address is None:
+            raise RuntimeError(
+                f"{name} has started processes on several machines: set MASTER_ADDR to the first one's name"
+            )
+        return address, number("MASTER_PORT", port)
+
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return Place(
+            number("RANK"), number("LOCAL_RANK"), number("WORLD_SIZE"), "torchrun", *at("torchrun", "127.0.0.1", 29500)
+        )
+    if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:  # a batch script has no such step
+        hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+        port = 10000 + number("SLURM_JOB_ID") * 31 % 20000 + number("SLURM_STEP_ID") % 100
+        size = number("SLURM_STEP_NUM_TASKS")
+        return Place(
+            number("SLURM_PROCID"), number("SLURM_LOCALID"), size, "srun", *at("srun", first_host(hosts), port)
+        )
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        size = number("OMPI_COMM_WORLD_SIZE")
+        alone = number("OMPI_COMM_WORLD_LOCAL_SIZE", size) == size
+        job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or "0"
+        where = at("mpirun", "127.0.0.1" if alone else None, 10000 + zlib.crc32(job.encode()) % 20000)
+        return Place(number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_LOCAL_RANK"), size, "mpirun", *where)
+    return None
+
+
+def first_host(hosts: str) -> str:
+    """The first of a list of hosts as SLURM writes it, ``node[01-03,7],other``."""
+    found = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
+    return "".join(part or "" for part in found.groups()) if found else hosts
+
+
+class RankError(RuntimeError):
+    """The ranks are out of step, or one of them is gone."""
+
+
+class ProcessWorld(World):
+    """The processes of one run; what they tell one another goes through a gloo group, so that no device waits for it.
+
+    Every message says what it is about. Where ranks meet that are about different things, such as one that saves under
+    ``if rank == 0``, each of them raises a :class:`RankError` that has what all of them were doing.
+    """
+
+    def __init__(self, store: Store | None, timeout: timedelta, owns: bool) -> None:
+        place = environment()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = 0 if place is None else place.local_rank
+        self.store, self.owns = store, owns
+        self.control: Any = dist.new_group(backend="gloo", timeout=timeout)
+        backends = str(dist.get_backend_config()).split(",")
+        self._direct = {
+            kind for kind, _, engine in (each.partition(":") for each in backends) if kind != "cpu" and engine
+        }
+
+    def meet(self, what: str, *numbers: int) -> list[int]:
+        """The least of each of up to six numbers, over all ranks, once all of them are here for the same purpose."""
+        about = zlib.crc32(what.encode())
+        message = torch.tensor([about, -about, *numbers, *[0] * (SLOTS - len(numbers))])
+        dist.all_reduce(message, dist.ReduceOp.MIN, self.control)
+        least, most, *answers = message.tolist()
+        if least != -most:
+            said: list[Any] = [None] * self.size
+            dist.all_gather_object(said, f"{what}{_called_from()}", self.control)
+            raise RankError(
+                "the ranks are out of step: "
+                + "; ".join(f"rank {rank} is in {each}" for rank, each in enumerate(said))
+                + ". What concerns all of them (saving, validating, stopping, training) must be called on each rank: look for "
+                "an `if rank == 0` around it"
+            )
+        return answers[: len(numbers)]
+
+    def reduce(self, value: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
+        value = value.detach()
+        direct = value.device.type in self._direct
+        whole = value.to("cpu" if not direct else value.device, WIDE.get(value.dtype, value.dtype), copy=True)
+        if not direct:
+            self.meet(f"reduce ({op} of shape {list(value.shape)})")
+        reduction = dist.ReduceOp.SUM if op == "mean" else getattr(dist.ReduceOp, op.upper())
+        dist.all_reduce(whole, reduction, None if direct else self.control)
+        if op == "mean":
+            whole = whole / self.size
+        return whole.to(value.device, value.dtype if value.is_floating_point() or op != "mean" else whole.dtype)
+
+    def agree(self, *reasons: str | None) -> tuple[str | None, ...]:
+        firsts = self.meet(f"agree ({len(reasons)})", *(self.size if each is None else self.rank for each in reasons))
+        texts = {rank: self._tell(reasons, rank) for rank in sorted({*firsts} - {self.size})}
+        return tuple(None if rank == self.size else texts[rank][index] for index, rank in enumerate(firsts))
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        self.meet(f"broadcast (from rank {source})")
+        return self._tell(value, source)
+
+    def gather(self, value: T) -> list[T]:
+        self.meet("gather")
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, self.control)
+        return values
+
+    def barrier(self) -> None:
+        self.meet("barrier")
+
+    def _tell(self, value: T, source: int) -> T:
+        box = [value if self.rank == source else None]
+        dist.broadcast_object_list(box, source, self.control)
+        return box[0]  # type: ignore[return-value]
+
+    # ------------------------------------------------------------------------------------------------ ways out
+
+    def fail(self, error: BaseException, place: str) -> None:
+        """Let the other ranks know of ``error``; or, where another one's was first, note that one on it."""
+        if self.store is None:
+            return
+        mine = f"rank {self.rank}: {type(error).__name__}: {error} (at {place})"
+        lost = _is_lost(error)
+        try:
+            if not lost:
+                first = self.store.compare_set("error", "", mine).decode()
+            else:
+                first = self._first_error()
+            if not first.startswith(f"rank {self.rank}:"):
+                error.add_note(f"the first error was on {first}")
+            self.store.set(f"knows/{self.rank}", "1")
+        except RuntimeError:
+            error.add_note("another rank is gone; if it was not killed, its own error is in what it wrote")
+
+    def _first_error(self) -> str:
+        assert self.store is not None
+        self.store.wait(["error"], timedelta(seconds=2))
+        return str(self.store.get("error").decode())
+
+    def wait_until_known(self, seconds: float = 5.0) -> None:
+        """Stay until every rank knows of the error, for the store may end with this process."""
+        if self.store is not None and self.rank == 0:
+            until = time.monotonic() + seconds
+            try:
+                while time.monotonic() < until:
+                    if self.store.check([f"knows/{rank}" for rank in range(self.size)]):
+                        return
+                    time.sleep(0.02)
+            except RuntimeError:
+                return
+
+    def close(self) -> None:
+        """Leave the group; ranks that still wait for this one are told at once."""
+        if not dist.is_initialized():
+            return
+        dist.destroy_process_group(None if self.owns else self.control)
+        self.control = None  # gloo tells the others when nobody here holds it any more
+
+
+def join(backend: str, timeout: timedelta, alive: Callable[[], None] = lambda: None) -> ProcessWorld:
+    """Meet the other processes of this launch.
+
+    Args:
+        backend: what moves tensors, such as "gloo" or "cpu:gloo,cuda:nccl".
+        timeout: how long a rank waits for the others, now and later.
+        alive: is called while this rank waits, and may raise.
+
+    Raises:
+        RankError: if not all of them come in time.
+    """
+    if dist.is_initialized():
+        return ProcessWorld(None, timeout, owns=False)
+    place = environment()
+    assert place is not None
+    key = f"{place.address}:{place.port}"
+    if key not in _OPEN:
+        url = "env://" if place.launcher == "torchrun" else f"tcp://{key}?rank={place.rank}&world_size={place.size}"
+        found = (place.rank, place.size) if place.launcher == "torchrun" else ()
+        _OPEN[key] = next(rendezvous(url, *found, timeout=timeout))[0]
+    _JOINED[key] = _JOINED.get(key, 0) + 1
+    store = PrefixStore(f"lightloop/{_JOINED[key]}", _OPEN[key])
+    _wait_for_all(store, place, timeout, alive)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+    return ProcessWorld(store, timeout, owns=True)
+
+
+def _wait_for_all(store: Store, place: Place, timeout: timedelta, alive: Callable[[], None]) -> None:
+    store.add("here", 1)
+    until = time.monotonic() + timeout.total_seconds()
+    while (here := store.add("here", 0)) < place.size:
+        alive()
+        if time.monotonic() > until:
+            raise RankError(
+                f"rank {place.rank} waited {timeout.total_seconds():g} s on {socket.gethostname()} and {here} of the "
+                f"{place.size} processes that {place.launcher} announces have come: each must make the same calls of the Trainer"
+            )
+        time.sleep(0.01)
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether it is what the collectives raise where another rank is gone."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in ("peer", "gloo", "nccl", "socket", "store"))
+
+
+def _called_from() -> str:
+    """Where the user's own code was on the way here, if it was."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        own = file.startswith((*OWN, "<")) or f"{os.sep}lightloop{os.sep}" in file
+        if not own:
+            return f", called from {os.path.basename(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,50 @@
+"""Say how many devices train together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop_plugins.accelerators._distributed import DEVICES, NODES
+
+
+class Devices(Plugin):
+    """Tell the strategy how many devices of how many machines to use.
+
+    Where no launcher has started a process for each of them, the strategy starts those of this machine.
+    """
+
+    name = "devices"
+    before = ("strategy",)
+    after = ("accelerator",)
+    requires = ("strategy",)
+
+    devices: int | Literal["auto"] | None = option(
+        None,
+        "How many devices of each machine train together; 'auto' and -1 are all that it has, or one process on the CPU.",
+        flag="devices",
+        aliases=("num_processes",),
+    )
+    nodes: int | None = option(
+        None,
+        "How many machines train together, each started by a launcher.",
+        flag="num_nodes",
+        aliases=("nb_gpu_nodes",),
+    )
+
+    def check(self) -> None:
+        if isinstance(self.devices, int) and self.devices < 1 and self.devices != -1:
+            raise self.refuse("devices", "a whole number from 1, or 'auto'")
+        if self.nodes is not None and self.nodes < 1:
+            raise self.refuse("nodes", "a whole number from 1")
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        if self.nodes is not None:
+            loop.stash[NODES] = self.nodes
+        if self.devices in ("auto", -1):
+            loop.stash[DEVICES] = torch.accelerator.device_count() if loop.device.type != "cpu" else 1
+        elif self.devices is not None:
+            loop.stash[DEVICES] = int(self.devices)

@@ -1,0 +1,51 @@
+"""Train on so many GPUs, said in one option as it used to be."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from lightloop import Loop, hookimpl, option
+from lightloop_plugins.accelerators._distributed import DEVICES
+from lightloop_plugins.accelerators._place import Device, existing
+
+
+class Gpus(Device):
+    """``gpus=n`` is ``accelerator="gpu", devices=n``; it warns, and works.
+
+    A list of indices must be that of the first ones: which GPUs are meant is said in the environment, by
+    CUDA_VISIBLE_DEVICES.
+    """
+
+    name = "gpus"
+    before = ("strategy",)
+
+    count: Any = option(
+        None, "Old: how many GPUs, or the indices of the first ones; 0 is off.", flag="gpus", switch=True
+    )
+
+    def check(self) -> None:
+        super().check()
+        listed = self.count.split(",") if isinstance(self.count, str) and "," in self.count else self.count
+        if isinstance(listed, (list, tuple)):
+            if [str(index).strip() for index in listed] != [str(index) for index in range(len(listed))]:
+                raise self.refuse("count", f"a number; say which ones by CUDA_VISIBLE_DEVICES, and gpus={len(listed)}")
+            listed = len(listed)
+        try:
+            self.number = int(listed)
+        except (TypeError, ValueError):
+            raise self.refuse("count", "a whole number, or -1 for all") from None
+        if self.number < -1:
+            raise self.refuse("count", "a whole number from 0, or -1 for all")
+        warnings.warn("'gpus' is now accelerator='gpu' and devices=n", DeprecationWarning, stacklevel=2)
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        loop.stash[DEVICES] = torch.accelerator.device_count() if self.number == -1 else self.number
+        super().setup(loop)
+
+    def device(self) -> torch.device:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return existing("gpu" if found is None else found.type, None, f"gpus={self.count!r}")

@@ -1,0 +1,109 @@
+"""Keep several processes in step: where one has no data or no loss, all do without, or the run ends with an error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+from lightloop import Limited, Loop, Plugin, World, hookimpl, option, size_of
+
+
+class InStep(Plugin):
+    """See to it that every rank makes the same steps.
+
+    Data: ranks train on as many batches as the one that has the fewest; a warning says which one that is. Where lengths are
+    not known, they ask one another before each batch. A batch that is passed over, or a loss that is None, on one rank
+    alone would leave the others waiting: it is an error, unless ``together`` is set. Then all ranks ask one another twice
+    for each batch, and pass over one that any of them passes over.
+    """
+
+    name = "in_step"
+    before = ("shard_data",)
+    after = ("strategy",)
+    default = True
+
+    together: bool = option(
+        False,
+        "With several processes, pass over a batch on all of them where one has no loss for it; False is an error.",
+        flag="skip_together",
+    )
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        if loop.world.size == 1:
+            loop.leave_out(self)
+
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loop: Loop, stage: str) -> Generator[None, Any, Any]:
+        loader = yield
+        needed = stage == "fit" or loop.world.in_lockstep
+        return cut(loader, loop.world, f"the data to {stage}") if needed else loader
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def before_batch(self, loop: Loop) -> Generator[None, None, None]:
+        yield  # by now everybody has said what they want
+        reason = self._agreed(loop, loop.skip_batch_reason, "the batch is passed over")
+        if reason is not None:
+            loop.skip_batch(reason)
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def after_forward(self, loop: Loop) -> Generator[None, None, None]:
+        yield
+        if loop.optimizer_idx is not None and not loop.replaying:
+            mine = "training_step returned None" if loop.loss is None else None
+            if self._agreed(loop, mine, "there is no loss") is not None:
+                loop.loss = None
+
+    def _agreed(self, loop: Loop, mine: str | None, what: str) -> str | None:
+        if self.together:
+            return loop.world.agree(mine)[0]
+        if mine is not None:
+            raise ValueError(
+                f"{what} on rank {loop.world.rank} ({mine}): with {loop.world.size} processes each must train on each batch, or "
+                "the others would wait for it. Set skip_together=True to let all of them pass over such a batch"
+            )
+        return None
+
+
+class Together:
+    """The batches of ``loader`` for as long as every rank has one, where its length is not known."""
+
+    def __init__(self, loader: Iterable[Any], world: World, what: str) -> None:
+        self.loader = loader
+        self._world = world
+        self._what = what
+
+    def __iter__(self) -> Iterator[Any]:
+        nothing = object()
+        rest = iter(self.loader)
+        for number in range(2**63):
+            batch = next(rest, nothing)
+            mine = f"rank {self._world.rank} after {number} batches" if batch is nothing else None
+            (ended,) = self._world.agree(mine)
+            if ended is not None:
+                if batch is not nothing:
+                    _say_cut(self._what, f"the data of {ended} is at an end, and rank {self._world.rank} has more")
+                return
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
+def cut(loader: Iterable[Any], world: World, what: str) -> Iterable[Any]:
+    """``loader``, cut to the rank that has the fewest batches; who that is, is said in a warning."""
+    sizes = world.gather(size_of(loader))
+    if any(size is None for size in sizes):
+        return Together(loader, world, what)
+    least = min(sizes)  # type: ignore[type-var]
+    if sizes[world.rank] == least:
+        return loader
+    _say_cut(what, f"rank {sizes.index(least)} has {least} batches and rank {world.rank} has {sizes[world.rank]}")
+    return Limited(loader, least)  # type: ignore[arg-type]
+
+
+def _say_cut(what: str, how: str) -> None:
+    warnings.warn(f"{what}: {how}; what it has more is left out, since all ranks go on together", stacklevel=4)

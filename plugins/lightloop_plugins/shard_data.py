@@ -1,0 +1,166 @@
+"""Share data out among ranks, so that together they read what one process would."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zlib
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
+
+from lightloop import Loop, Plugin, World, hookimpl, keep_random, option, remade, seed_everything, size_of
+
+
+class ShardData(Plugin):
+    """Let each rank read its own part of every DataLoader whose samples have indices.
+
+    Batch size means that of one rank. In training every rank has as many samples: where the numbers do not divide, some of
+    the first are taken again, or some of the last left out if the loader drops a last batch that is not full. Evaluation
+    reads each sample exactly once. A sampler of any kind is shared out, in the order that it gives, provided that it
+    gives the same on all ranks; one that knows of ranks (it has ``num_replicas``) is left alone. What is not read by index,
+    such as an iterable dataset or a list of batches, must itself give each rank what is the rank's own.
+    """
+
+    name = "shard_data"
+    after = ("strategy", "limits", "overfit", "seed", "fast_dev_run")
+    default = True
+
+    on: bool = option(
+        True,
+        "With several processes, let each read its own part of the data; False where samplers see to it themselves.",
+        flag="use_distributed_sampler",
+        switch=True,
+        aliases=("replace_sampler_ddp",),
+    )
+
+    def check(self) -> None:
+        self._seed = 0
+        self._shares: list[Share] = []
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        self._shares = []
+        if loop.world.size == 1:
+            loop.leave_out(self)
+        else:
+            self._seed = loop.world.broadcast(torch.initial_seed() % 2**32)
+
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loop: Loop, stage: str) -> Generator[None, Any, Any]:
+        loader = yield
+        even = stage == "fit" or loop.world.in_lockstep
+        mine = share(loader, loop.world, self._seed, even, stage == "fit")
+        if mine is not loader:
+            own = mine.sampler if isinstance(mine.sampler, Share) else mine.batch_sampler
+            self._shares.append(own)
+            whole = size_of(own.sampler) or 0
+            extra = len(own) * loop.world.size - whole
+            if stage != "fit" and even and extra and loop.world.is_main:
+                warnings.warn(
+                    f"{extra} of the {whole} samples to {stage} count twice: all ranks go forward together, and their "
+                    f"number is no multiple of {loop.world.size}",
+                    stacklevel=2,
+                )
+        return mine
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._shares = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": self._seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._seed = state["seed"]
+        for one in self._shares:
+            one.seed = self._seed
+
+
+class Share(Sampler[Any]):
+    """The part of ``sampler`` that one rank reads: every ``size``-th of what it gives, beginning with the rank's own.
+
+    Each rank draws the whole order, from random numbers that are seeded alike on all ranks by ``seed`` and the epoch and
+    put back afterwards, so that the order is of the kind that the user chose, and new in each epoch. Where the numbers
+    do not divide, training takes some of the first ones again, or with ``drop`` leaves some of the last ones out;
+    evaluation (``even=False``) takes each exactly once.
+
+    Args:
+        sampler: any sampler with a length: of samples, or of batches.
+        world: the ranks.
+        seed: the same on each rank.
+        even: whether each rank must have as many as the others.
+        drop: whether what does not divide is left out.
+    """
+
+    def __init__(
+        self, sampler: Iterable[Any], world: World, seed: int, *, even: bool = True, drop: bool = False
+    ) -> None:
+        self.sampler = sampler
+        self.world = world
+        self.seed, self.even, self.drop = seed, even, drop
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass have the order of ``epoch``."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        whole: int = len(self.sampler)  # type: ignore[arg-type]
+        rank, size = self.world.rank, self.world.size
+        if not self.even:
+            return len(range(rank, whole, size))
+        return whole // size if self.drop else math.ceil(whole / size)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self._order()
+        rank, size = self.world.rank, self.world.size
+        if self.even:
+            whole = len(order)
+            total = len(self) * size
+            order = (order * math.ceil(total / max(1, whole)))[:total]
+        yield from order[rank::size]
+
+    def _order(self) -> list[Any]:
+        put_back = keep_random()
+        try:
+            seed_everything((self.seed + self.epoch) % 2**32)
+            order = list(self.sampler)
+        finally:
+            put_back()
+        if not isinstance(self.sampler, SequentialSampler):
+            seen = self.world.gather(zlib.crc32(repr(order).encode()))
+            if len(set(seen)) > 1:
+                raise ValueError(
+                    f"{type(self.sampler).__name__} gives another order on each rank, so that it cannot be shared out: seed its "
+                    "own generator alike on all ranks, or let it pick its rank's part itself and set "
+                    "use_distributed_sampler=False"
+                )
+        return order
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "world": World()}
+
+
+def share(loader: Any, world: World, seed: int, even: bool = True, training: bool = True) -> Any:
+    """What one rank reads of ``loader``: its part, where that is a DataLoader whose samples have indices.
+
+    A sampler that knows of ranks already (one with ``num_replicas``) is left as it is. So is everything that is not read
+    by index, iterable datasets among them: it must give each rank what is the rank's own.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    batches = loader.batch_size is None and loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if batches else loader.sampler
+    inner = getattr(sampler, "sampler", None)
+    if any(hasattr(each, "num_replicas") for each in (loader.batch_sampler, loader.sampler, sampler, inner)):
+        return loader
+    if size_of(sampler) is None:
+        raise ValueError(
+            f"{type(sampler).__name__} has no length, so that it cannot be shared out among {world.size} ranks: give it "
+            "__len__, or let it pick its rank's part itself and set use_distributed_sampler=False"
+        )
+    mine = Share(sampler, world, seed, even=even, drop=training and (batches or loader.drop_last))
+    return remade(loader, batch_sampler=mine) if batches else remade(loader, sampler=mine)
