@@ -4,6 +4,7 @@ import errno
 import inspect
 import os
 import signal
+import traceback
 
 from lightloop_plugins.checkpoint.disk import Disk
 
@@ -52,6 +53,8 @@ def in_child(work):
         try:
             work()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -80,7 +80,7 @@ def killed(folder, make, lives, **options):
 def wanted(tmp_path):
     def make(loader, **options):
         (tmp_path / "whole").mkdir()
-        assert in_child(lambda: run(tmp_path / "whole", loader, **options)) == 0
+        run(tmp_path / "whole", loader, **options)  # here, so that children have imported all that it needs
         return result(tmp_path / "whole")
 
     return make
@@ -90,9 +90,10 @@ OPTIONS = {"accumulate_grad_batches": 2, "val_check_interval": 3, "gradient_clip
 
 
 def test_killed_again_and_again_until_it_has_finished(tmp_path, wanted):
-    expected = wanted(LOADERS["plain"], **OPTIONS)
-    kills = killed(tmp_path / "killed", LOADERS["plain"], 50, **OPTIONS)
-    assert kills > 5
+    options = {**OPTIONS, "epochs": 40}
+    expected = wanted(LOADERS["plain"], **options)
+    kills = killed(tmp_path / "killed", LOADERS["plain"], 60, **options)
+    assert kills >= 15
     assert result(tmp_path / "killed") == expected
 
 
@@ -143,7 +144,7 @@ def every_call(tmp_path, wanted, monkeypatch, fault, stride):
     assert at > 50
 
 
-@pytest.mark.parametrize("at", [30, 61, 70])
+@pytest.mark.parametrize("at", [61, 70, 110])
 def test_a_full_disk_once_ends_the_run_or_is_a_warning_and_it_goes_on(tmp_path, wanted, monkeypatch, at):
     expected = wanted(LOADERS["plain"], **SHORT)
     folder = tmp_path / "once"
@@ -182,7 +183,7 @@ def test_a_signal_saves_at_the_next_boundary_and_ends_the_process(tmp_path, want
 def test_all_damaged_is_a_refusal_and_never_a_start_from_scratch(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    assert in_child(lambda: run(folder, LOADERS["plain"], **SHORT)) == 0
+    run(folder, LOADERS["plain"], **SHORT)
     for path in (folder / "checkpoints").glob("step-*/state.json"):
         path.write_bytes(path.read_bytes()[:-1])
     (folder / "outcome").unlink()

@@ -15,6 +15,7 @@ from lightloop_plugins.checkpoint.content import Restoration, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.positions import Resumed, epoch_start, innermost, kind_of
+from lightloop_plugins.checkpoint.random_state import set_global
 from lightloop_plugins.checkpoint.record import describe_run, differences
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
@@ -299,9 +300,11 @@ class Checkpoint(Plugin):
 
     @hookimpl
     def after_fit(self, loop: Loop) -> None:
+        if self._restoration is not None and loop.status != "failed":  # there was nothing left to train
+            set_global(self._restoration.rank["random"])
         if self._saver is not None:
             self._saver.wait()
-            if self._saver.failures:
+            if self._saver.failures and self.on_save_error == "warn":  # otherwise it has been raised
                 raise CheckpointError(
                     f"the last save failed, and the end of the run is not in {self._saver.folder.place}"
                 )

@@ -95,16 +95,19 @@ class Resumed:
                 f"{type(inner).__name__} is by {kind}: the order of this epoch may be another one",
                 stacklevel=2,
             )
-        if kind == "itself":
-            return itertools.chain(inner.iter_from(skip)) if skip else iter(self.loader)
+        batches: Iterator[Any]
+        if kind == "itself" and skip:
+            batches = iter(inner.iter_from(skip))
+            return batches
         if kind == "state" and "state" in self._state:
             inner.load_state_dict(self._state["state"])
-            batches: Iterator[Any] = iter(inner)
+            batches = iter(inner)
             return batches
         generators = loader_generators(inner)
         if not skip:
             set_all(generators, self._state.get("now", {}))
-            return iter(self.loader)
+            batches = iter(self.loader)
+            return batches
         if (start := self._state.get("start")) is not None:
             set_global(start["global"])
             set_all(generators, start["generators"])
