@@ -138,6 +138,21 @@ def test_logged_values_are_those_of_the_pieces_that_went_well(where):
     assert logged == loss == pytest.approx(expected, rel=1e-6)
 
 
+def test_it_is_had_beside_the_default_plugins():
+    module = small(4)
+    Trainer(split_on_oom=True, enable_progress_bar=False, enable_checkpointing=False).fit(
+        module, classification_batches(1, size=16)
+    )
+    assert module.tried == [16, 8, 4, 4, 4, 4]
+
+
+def test_it_is_refused_where_the_module_optimizes_by_itself():
+    module = small(4)
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match="optimizes by itself"):
+        Trainer(["-*", "manual_optimization"], split_on_oom=True).fit(module, classification_batches(1))
+
+
 def test_memory_that_lacks_for_a_single_sample_is_the_users_error():
     with pytest.raises(torch.OutOfMemoryError) as caught:
         fit(small(0), classification_batches(1, size=4))

@@ -44,7 +44,7 @@ class SplitOnOOM(Plugin):
 
     name = "split_on_oom"
     before = ("strategy", "precision", "toggle", "module_hooks")
-    conflicts = ("tbptt", "manual_optimization")
+    conflicts = ("tbptt",)
 
     on: bool = option(
         False, "Cut batches into pieces when memory runs out, instead of failing.", flag="split_on_oom", switch=True
@@ -64,6 +64,10 @@ class SplitOnOOM(Plugin):
         self._start()
         if loop.world.size > 1:
             raise ValueError("split_on_oom works in one process: others would wait for gradients that never come")
+        if "manual" in loop.step_arguments:
+            raise ValueError(
+                "split_on_oom cannot go backward for a training_step that optimizes by itself: leave one out"
+            )
         for optimizer in loop.optimizers:
             if needs_closure(optimizer):
                 raise ValueError(
