@@ -30,7 +30,12 @@ class GradNorm(Plugin):
     )
     per_parameter: bool = option(True, "Whether to log each parameter's norm beside the total.", enables=False)
     clipped: bool = option(False, "Whether to measure again, at a second pass, after clipping.", enables=False)
-    key: str = option("grad_{p}_norm_{name}", "How a metric is called; the total's name is 'total'.", enables=False)
+    metric: str = option(
+        "grad_{p}_norm_{name}",
+        "How a metric is called; the total's name is 'total'.",
+        flag="grad_norm_key",
+        enables=False,
+    )
 
     def check(self) -> None:
         if isinstance(self.norm_type, str) and self.norm_type != "inf":
@@ -39,11 +44,11 @@ class GradNorm(Plugin):
         if not self.p > 0:
             raise self.refuse("norm_type", "a number above 0, or 'inf'; -1 is off")
         try:
-            keys = {self.key.format(p=self.p, name=name) for name in "ab"}
+            keys = {self.metric.format(p=self.p, name=name) for name in "ab"}
         except (KeyError, IndexError, ValueError):
             keys = set()
         if len(keys) < 2:
-            raise self.refuse("key", "a text with {name} in it, and perhaps {p}")
+            raise self.refuse("metric", "a text with {name} in it, and perhaps {p}")
         self._names: dict[int, str] = {}
         self._before: dict[str, Tensor] = {}
 
@@ -82,7 +87,7 @@ class GradNorm(Plugin):
         return norms
 
     def _called(self, name: str) -> str:
-        return self.key.format(p="inf" if math.isinf(self.p) else self.p, name=name)
+        return self.metric.format(p="inf" if math.isinf(self.p) else self.p, name=name)
 
 
 def _elements(gradient: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ def test_the_style_of_the_keys():
     (row,) = rows([BATCH], track_grad_norm=2, grad_norm_key="gradients/{name}")
     assert list(row) == ["gradients/total", "gradients/w", "gradients/v"]
     for key in ("gradients", "{p}", "{other}{name}", "{name"):
-        with pytest.raises(ValueError, match=r"grad_norm_key \(grad_norm.key\) must be a text with {name} in it"):
+        with pytest.raises(ValueError, match=r"grad_norm_key \(grad_norm.metric\) must be a text with {name} in it"):
             Trainer(track_grad_norm=2, grad_norm_key=key)
 
 
@@ -179,3 +179,8 @@ def test_it_pickles_after_a_run():
     trainer = Trainer(["-*"], track_grad_norm="inf")
     trainer.fit(Two(), [BATCH])
     pickle.loads(pickle.dumps(trainer)).fit(Two(), [BATCH])
+
+
+def test_the_style_of_the_keys_is_not_the_plugins_own_key():
+    plugin = Trainer(track_grad_norm=2, grad_norm_key="gradients/{name}").plugin("grad_norm")
+    assert plugin.key == "grad_norm"
