@@ -97,7 +97,7 @@ def test_killed_again_and_again_until_it_has_finished(tmp_path, wanted):
     assert result(tmp_path / "killed") == expected
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("life", range(5))
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_again_and_again_with_everything_on(tmp_path, wanted, workers, life):
@@ -124,7 +124,7 @@ def test_killed_at_calls_to_the_file_system_throughout_a_run(tmp_path, wanted, m
     every_call(tmp_path, wanted, monkeypatch, fault, 9)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("fault", ["kill", "tear"])
 def test_killed_at_every_call_to_the_file_system_throughout_a_run(tmp_path, wanted, monkeypatch, fault):
     every_call(tmp_path, wanted, monkeypatch, fault, 1)

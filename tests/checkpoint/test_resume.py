@@ -46,7 +46,7 @@ def test_stopped_before_every_batch(tmp_path, accumulate, optimizers):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_random_dataset_in_workers_goes_on_exactly(tmp_path, workers, persistent):

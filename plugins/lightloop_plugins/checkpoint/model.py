@@ -33,6 +33,7 @@ def take_module(loop: Loop) -> dict[str, Any]:
     return {
         "parameters": every,
         "buffers": dict(module.named_buffers()),
+        "transient": sorted(_transient(module)),
         "tied": _tied(module),
         "requires_grad": {name: parameter.requires_grad for name, parameter in every.items()},
         "training": {name: part.training for name, part in module.named_modules()},
@@ -191,6 +192,15 @@ def _tied(module: nn.Module) -> dict[str, str]:
         if first.setdefault(id(parameter), name) != name:
             tied[name] = first[id(parameter)]
     return tied
+
+
+def _transient(module: nn.Module) -> set[str]:
+    """The buffers that are in no state_dict."""
+    return {
+        f"{path}.{name}".lstrip(".")
+        for path, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
 
 
 def _with_extra(module: nn.Module) -> dict[str, nn.Module]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import warnings
 from collections.abc import Generator, Mapping
 from datetime import timedelta
@@ -19,15 +18,11 @@ from lightloop_plugins.checkpoint.random_state import set_global
 from lightloop_plugins.checkpoint.record import describe_run, differences
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
-from lightloop_plugins.checkpoint.storage import PREFIX, Content, LocalFolder
+from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content, LocalFolder
+from lightloop_plugins.checkpoint.weights import FOLDER, load_module, load_path, take_hyperparameters
 from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
 
 log = logging.getLogger("lightloop")
-
-FOLDER = "checkpoints"
-"""What the folder is called in a run's directory."""
-EXCEPTION = "exception-"
-"""How the name of a checkpoint begins that an error had made; ``resume="auto"`` does not take one."""
 
 
 class Checkpoint(Plugin):
@@ -151,7 +146,9 @@ class Checkpoint(Plugin):
 
     def _compare(self, loop: Loop, what: str, body: Mapping[str, Any]) -> None:
         if body.get("content") != "run":
-            raise CheckpointError(f"{what} has weights alone: a run cannot go on from it. Load it with load_weights")
+            raise CheckpointError(
+                f"{what} has weights alone: a run cannot go on from it. Load it with Module.load_from_checkpoint"
+            )
         found = differences(loop, body)
         if not body.get("exact", True):
             found.append("it was saved when an error ended the run, in the middle of a batch")
@@ -264,8 +261,10 @@ class Checkpoint(Plugin):
 
     def _content(self, loop: Loop) -> dict[str, Any]:
         if self.weights_only:
-            return {"module": {"weights": dict(loop.module.state_dict())}}
-        return take(loop, self._start)
+            state: dict[str, Any] = {"module": {"weights": dict(loop.module.state_dict())}}
+        else:
+            state = take(loop, self._start)
+        return {**state, "hparams": take_hyperparameters(loop.module)}
 
     def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool) -> str:
         body = {
@@ -317,6 +316,8 @@ class Checkpoint(Plugin):
             self.best_path = None if saver.best is None else f"{saver.folder.place}/{saver.best.name}"
             saver.close()
 
+    load_module = staticmethod(load_module)  # what Module.load_from_checkpoint looks for
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "every": None if self._every is None else self._every.state_dict(),
@@ -328,23 +329,6 @@ class Checkpoint(Plugin):
         self._best, self._updates = state["best"], state["seen"]
         if self._every is not None and state["every"] is not None:
             self._every.load_state_dict(state["every"])
-
-
-def load_path(place: str) -> Found:
-    """The checkpoint at ``place``, or the newest one in it where it is a folder of them or of a run.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
-    parent, _, name = place.rstrip("/").rpartition("/")
-    if re.match(f"{PREFIX}|{EXCEPTION}", name):
-        return load_one(folder_of(parent or "."), name)
-    for folder in (place, f"{place.rstrip('/')}/{FOLDER}"):
-        if (found := load_newest(folder_of(folder))) is not None:
-            return found
-    raise CheckpointError(
-        f"resume={place!r}: there is no checkpoint; give the path of one, a folder of them, or 'auto'"
-    )
 
 
 def _of_run(found: Found, name: str) -> bool:

@@ -119,14 +119,15 @@ def replay(loader: Any, skip: int) -> Iterator[Any]:
     inner = innermost(loader)
     if not isinstance(inner, DataLoader) or isinstance(inner.dataset, IterableDataset):
         log.info("going on inside an epoch: the %d batches that were trained on are read once more and dropped", skip)
-        rest = iter(loader)
+        rest: Iterator[Any] = iter(loader)
         for _ in itertools.islice(rest, skip):
             pass
         return rest
     log.info("going on inside an epoch: the sampler passes over the %d batches that were trained on", skip)
+    batches: Iterator[Any]
     if inner.num_workers == 0:
         batches = iter(inner)
-        for _ in itertools.islice(batches._sampler_iter, skip):
+        for _ in itertools.islice(batches._sampler_iter, skip):  # type: ignore[attr-defined]
             pass
         return batches
     warnings.warn(

@@ -53,7 +53,7 @@ def differences(loop: Loop, body: Mapping[str, Any]) -> list[str]:
     here = {plugin.key: type(plugin).state_version for plugin in loop.plugins}
     if gone := [key for key in there if key not in here]:
         lines.append(f"plugins that are not live now: {', '.join(gone)}")
-    if new := [key for key in here if key not in there]:
+    if new := [plugin.key for plugin in loop.plugins if plugin.key not in there and plugin.state_dict()]:
         lines.append(f"plugins that were not live then, and begin anew: {', '.join(new)}")
     common = [key for key in there if key in here]
     if common != [key for key in here if key in there]:

@@ -32,6 +32,9 @@ from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 from lightloop_plugins.checkpoint.tree import MAX_JSON, decode, encode, from_json, to_json
 
 PREFIX = "step-"
+"""How the name of a checkpoint begins."""
+EXCEPTION = "exception-"
+"""How the name of one begins that an error had made; it is not taken for the newest."""
 BAD, DEAD, TEMPORARY = ".bad-", ".dead-", ".tmp-"
 
 
