@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 import torch
 from torch import nn
 
+from lightloop.discovery import PluginError, discover
 from lightloop.loop import Loop
 from lightloop.metrics import Number
+
+
+class Hyperparameters(dict[str, Any]):
+    """A mapping whose values are attributes too: ``module.hparams.lr``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no hyperparameter {name!r}; there are {', '.join(self)}") from None
 
 
 class Module(nn.Module):
@@ -74,6 +87,44 @@ class Module(nn.Module):
         """Let every parameter train again."""
         self.requires_grad_(True)
         self.train()
+
+    def save_hyperparameters(self, *names: str, ignore: Iterable[str] = ()) -> None:
+        """Keep the arguments of the constructor that calls this in ``self.hparams``; checkpoints and loggers have them.
+
+        Args:
+            names: which; all of them by default.
+            ignore: which not.
+        """
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame is not None else None
+        assert caller is not None
+        taken = inspect.getargvalues(caller)
+        given = {name: taken.locals[name] for name in taken.args[1:]}
+        if taken.keywords:
+            given |= taken.locals[taken.keywords]
+        if unknown := [name for name in names if name not in given]:
+            raise ValueError(f"{type(self).__name__} has no argument {unknown[0]!r}; it has {', '.join(given)}")
+        skipped = {ignore} if isinstance(ignore, str) else set(ignore)
+        kept = {name: value for name, value in given.items() if name in (names or given) and name not in skipped}
+        self.hparams = Hyperparameters({**getattr(self, "hparams", {}), **kept})
+
+    @classmethod
+    def load_from_checkpoint(cls, path: str | os.PathLike[str], strict: bool = True, **arguments: Any) -> Self:
+        """A new module with the weights of a checkpoint and the hyperparameters that were saved with them.
+
+        Args:
+            path: a checkpoint, or a folder of them, of which the newest is taken.
+            strict: whether names of weights that only one side has are an error.
+            arguments: of the constructor, in place of what was saved.
+
+        Raises:
+            PluginError: if no installed plugin reads checkpoints.
+            Exception: what that plugin raises for one that is damaged, or of another module.
+        """
+        for found in discover().values():
+            if (load := getattr(found.plugin, "load_module", None)) is not None:
+                return load(cls, path, strict=strict, **arguments)  # type: ignore[no-any-return]
+        raise PluginError(f"{cls.__name__}.load_from_checkpoint: no installed plugin reads checkpoints")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_loop"}
