@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint types bench docs pictures clean
+.PHONY: help train test torture lint types bench docs pictures clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,10 @@ train: $(STAMP)  ## Train a small classifier of handwritten digits
 # One thread per process: two test processes share the cores, and sums come out the same on every machine.
 test: $(STAMP)  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+# Not in `make test`: half an hour of runs that are killed at random and at every call to the file system.
+torture: $(STAMP)  ## Run the tests that kill and fail runs by the hundred
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m torture $(ARGS)
 
 lint: $(STAMP)  ## Check style, format and the layers of imports
 	$(BIN)/ruff check
