@@ -109,7 +109,9 @@ def plugin_pages() -> str:
         parts.append(rst(f".. autoclass:: {plugin.__module__}.{plugin.__qualname__}\n   :no-members:"))
         parts.append(place(plugin))
         if own := options_of(plugin):
-            rows = [(f"`{keyword}`", *about(field), escape(field.metadata[OPTION].help)) for keyword, field in own.items()]
+            rows = [
+                (f"`{keyword}`", *about(field), escape(field.metadata[OPTION].help)) for keyword, field in own.items()
+            ]
             parts.append(table(("option", "type", "default", "meaning"), rows))
     return "\n".join(parts)
 
@@ -124,7 +126,10 @@ def place(plugin: type[Plugin]) -> str:
         "displaces": "leaves out",
         "tags": "is also called",
     }
-    lines = [f"* file: `{plugin.__module__.replace('.', '/')}`", f"* live: {'by default' if plugin.default else 'when asked for'}"]
+    lines = [
+        f"* file: `{plugin.__module__.replace('.', '/')}`",
+        f"* live: {'by default' if plugin.default else 'when asked for'}",
+    ]
     if plugin.group:
         lines.append(f"* group: `{plugin.group}`, of which one is live")
     for attribute, words in labels.items():

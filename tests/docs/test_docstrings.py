@@ -1,6 +1,6 @@
 """Whatever is public has a docstring.
 
-A hook's is at its specification, an overridden method's in its base; the name of a test, in the testing kit, says what it tests.
+A hook's is at its specification, an overridden method's in its base or its protocol; the name of a test, in the testing kit, says what it tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def members(path, body, owner):
 
 
 CLASSES = {
-    node.name: node for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    node.name: node
+    for path in FILES
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.ClassDef)
 }
 
 
@@ -43,17 +46,28 @@ def inherited(owner, name):
         known = CLASSES.get(text)
         if known is None:
             return text not in ("object", "Protocol", "Generic", "NamedTuple", "Exception")
-        if any(isinstance(each, ast.FunctionDef) and each.name == name for each in known.body) or inherited(known, name):
+        if any(isinstance(each, ast.FunctionDef) and each.name == name for each in known.body) or inherited(
+            known, name
+        ):
             return True
     return False
 
 
-def is_excused(node, owner):
+def promised(path, name):
+    """Whether a Protocol of the same file says what the method does."""
+    protocols = [node for node in CLASSES.values() if any(ast.unparse(base) == "Protocol" for base in node.bases)]
+    here = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)}
+    return any(
+        each.name == name for node in protocols if node.name in here for each in node.body if hasattr(each, "name")
+    )
+
+
+def is_excused(path, node, owner):
     marks = [ast.unparse(mark).partition("(")[0].rpartition(".")[2] for mark in getattr(node, "decorator_list", [])]
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
         return True
     return bool({"hookimpl", "overload", "setter", "override"} & set(marks)) or (
-        owner is not None and isinstance(node, ast.FunctionDef) and inherited(owner, node.name)
+        owner is not None and (inherited(owner, node.name) or promised(path, node.name))
     )
 
 
@@ -61,7 +75,7 @@ def test_everything_public_has_a_docstring():
     missing = [
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {getattr(node, 'name', 'the module')}"
         for path, node, owner in definitions()
-        if ast.get_docstring(node) is None and not is_excused(node, owner)
+        if ast.get_docstring(node) is None and not is_excused(path, node, owner)
     ]
     assert missing == []
 

@@ -25,11 +25,11 @@ def test_every_hook_is_on_the_page_in_the_order_of_the_specifications():
 
 def test_a_run_meets_them_in_the_order_of_the_page(tmp_path):
     recorder = Recorder()
-    data = classification_batches(batches=1)
+    data = classification_batches(batches=2)
     module = TinyClassifier()
-    Trainer(
-        ["-*", "validation", recorder], num_sanity_val_steps=0, val_check_interval=1, gradient_clip_val=1.0
-    ).fit(module, data, data)
+    Trainer(["-*", "validation", recorder], num_sanity_val_steps=0, val_check_interval=1, gradient_clip_val=1.0).fit(
+        module, data, data
+    )
     events = recorder.events[recorder.events.index("before_fit") :]
     begin = recorder.events[: recorder.events.index("before_fit")]
     assert list(dict.fromkeys(begin)) == ["setup", "prepare_loader", "configure_optimizers", "zero_grad"]

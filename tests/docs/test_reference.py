@@ -93,7 +93,9 @@ def test_every_plugin_is_there_with_its_place_and_its_options(reference):
 def test_every_public_name_is_there(reference, part, module):
     text = reference.PARTS[part]()
     assert re.findall(r"^## (\w+)$", text, flags=re.MULTILINE) == module.__all__
-    directives = re.findall(rf"auto(?:class|function|data):: {re.escape(module.__name__)}\.(\w+)$", text, flags=re.MULTILINE)
+    directives = re.findall(
+        rf"auto(?:class|function|data):: {re.escape(module.__name__)}\.(\w+)$", text, flags=re.MULTILINE
+    )
     by_hand = {"Hooks", "hookimpl", "hookspec"} if module is lightloop else set()
     assert set(directives) == set(module.__all__) - by_hand
 
