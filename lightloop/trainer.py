@@ -144,6 +144,11 @@ class Trainer(Familiar):
         sources: Mapping[str, Callable[[], Any] | None],
         options: Mapping[str, Any],
     ) -> Loop:
+        if self._running:  # the plugins of that run would be set up anew, and taken down in the midst of it
+            raise RuntimeError(
+                f"this Trainer is in the middle of a run, so it cannot {stage} as well: use another Trainer for that; in a "
+                'plugin, evaluate(loop, "validate") runs the validation of the fit'
+            )
         manager = Manager(self._chosen(options) if options else self.plugins, Operations())
         self.loop = Loop(module, manager.hook, manager.plugins, stage)
         self.loop.trainer = self
@@ -171,6 +176,8 @@ class Trainer(Familiar):
             try:
                 loop.hook.begin(loop.plugins, begun, loop=loop)
                 result = work()
+                if loop.stage != "fit":
+                    loop.status = "finished"
             except BaseException as error:
                 if loop.stage == "fit":  # a pass of evaluation has said where it was
                     error.add_note(f"at {loop.place()}")

@@ -477,6 +477,22 @@ def test_a_run_inside_a_run_gives_the_module_back():
     assert list(Trainer([BARE]).fit(Nested(), classification_batches(2)).metrics) == ["loss"]
 
 
+def test_a_run_of_the_same_trainer_inside_a_run_is_refused():
+    class Nested(TinyClassifier):
+        def training_step(self, batch, batch_idx):
+            with pytest.raises(RuntimeError, match="in the middle of a run, so it cannot validate as well"):
+                self.trainer.validate(self, classification_batches(1))
+            return super().training_step(batch, batch_idx)
+
+    trainer = Trainer([BARE])
+    module = Nested()
+    trainer.fit(module, classification_batches(2))
+    assert trainer.global_step == 2
+    trainer.validate(module, classification_batches(1))
+    trainer.validate(module, classification_batches(1))
+    trainer.fit(TinyClassifier(), classification_batches(1))
+
+
 def test_training_inside_no_grad_and_inference_mode_trains():
     for context in (torch.no_grad, torch.inference_mode):
         module, data = Probe(), probe_batches(2)
