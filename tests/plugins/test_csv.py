@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import UserDict
 
 import pytest
 
@@ -105,6 +106,27 @@ def test_c61_a_resumed_run_appends_and_leaves_out_what_it_goes_back_before(tmp_p
     assert [row[0] for row in rows(second)] == ["step", "1", "2", "3", "4", "5", "5"]
     with open(first.run_dir / "metrics.until_step_5.csv", newline="") as file:
         assert list(csv.reader(file))[: len(before)] == before
+
+
+def test_a_row_reads_the_metrics_once_however_many_there_are(tmp_path):
+    class Counting(UserDict):
+        reads = 0
+
+        def keys(self):
+            Counting.reads += 1
+            return super().keys()
+
+    class Wide(Plugin):
+        name = "wide"
+
+        @hookimpl
+        def after_batch(self, loop):
+            loop.write(Counting({f"norm_{index}": float(index) for index in range(50)}))
+
+    trainer = Trainer([*BARE, Wide()], log_every_n_steps=0, default_root_dir=tmp_path)
+    trainer.fit(Logging(), probe_batches(2))
+    assert len(rows(trainer)[0]) == 51
+    assert Counting.reads == 2
 
 
 def test_the_old_name():

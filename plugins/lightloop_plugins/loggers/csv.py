@@ -52,11 +52,13 @@ class Csv(Logger):
         self._path.with_name("hparams.json").write_text(text + "\n")
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
-        new = [name for name in metrics if name not in self._columns]
+        known = set(self._columns)
+        new = [name for name in metrics if name not in known]
         if new:
             self._widen(new)
         assert self._file is not None
-        csv.writer(self._file).writerow([{"step": step, **metrics}.get(name, "") for name in self._columns])
+        row = {"step": step, **metrics}
+        csv.writer(self._file).writerow([row.get(name, "") for name in self._columns])
         if step - self._flushed >= self.flush_every or self.flush_every == 1:
             self._file.flush()
             self._flushed = step
