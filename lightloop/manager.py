@@ -43,10 +43,12 @@ class Selection:
         self.known = known_options(found, self._listed_classes())
         rest = {name: value for name, value in options.items() if not self._settle(name, value)}
         self.known = known_options(found, self._listed_classes())
+        if twice := [name for name in rest if name in self.known and self.known[name].keyword in self.settled]:
+            keyword = self.known[twice[0]].keyword
+            raise TypeError(f"{keyword!r} and {twice[0]!r} are one option; give {keyword!r} alone")
         resolved = resolve(rest, self.known, found.values())
-        self.options = {
-            name: value for name, value in resolved.items() if not self._settle(name, value)
-        }  # old names, too
+        # An old name may have become that of a kind.
+        self.options = {name: value for name, value in resolved.items() if not self._settle(name, value)}
         self.live = in_order(self._choose())
         check_needs(self.live, self.without, found)
 
