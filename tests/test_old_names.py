@@ -33,9 +33,20 @@ OPTIONS = {
     "checkpoint_callback": (False, "enable_checkpointing", False),
     "resume_from_checkpoint": ("somewhere", "resume", "somewhere"),
     "ckpt_path": ("somewhere", "resume", "somewhere"),
+    "distributed_backend": ("ddp_spawn", "strategy", "ddp"),
+    "use_ddp": (True, "strategy", "ddp"),
+    "use_ddp2": (True, "strategy", "ddp"),
+    "use_dp": (True, "strategy", "dp"),
+    "use_horovod": (True, "strategy", "horovod"),
+    "num_processes": (2, "devices", 2),
+    "nb_gpu_nodes": (2, "num_nodes", 2),
+    "replace_sampler_ddp": (False, "use_distributed_sampler", False),
 }
 # where the old name asks for the default: what to set it apart from
-DIFFERENT = {"progress_bar_refresh_rate": {"enable_progress_bar": False}}
+DIFFERENT = {
+    "progress_bar_refresh_rate": {"enable_progress_bar": False},
+    **dict.fromkeys(("distributed_backend", "use_ddp", "use_ddp2"), {"strategy": "dp"}),
+}
 # options that mean nothing any more: options that are refused, and what the error says to write
 GONE = {
     "print_nan_grads": ({"print_nan_grads": True}, "terminate_on_nan=True"),
@@ -83,6 +94,39 @@ def test_no_old_option_is_missing_from_this_list():
         if "| not yet " in line:
             elsewhere |= set(re.findall(r"`(\w+)`", line.split("|")[1]))
     assert {old: new for old, new in aliases.items() if old not in elsewhere} == listed
+
+
+@pytest.mark.parametrize("name", ["dp", "ddp", "ddp_cpu", "ddp_spawn", "ddp2", "horovod", None])
+def test_every_old_backend_is_a_strategy(name):
+    strategy = name and {"dp": "dp", "horovod": "horovod"}.get(name, "ddp")
+    with pytest.warns(DeprecationWarning, match="'distributed_backend' is now called 'strategy'"):
+        trainer = Trainer(distributed_backend=name)
+    assert repr(trainer.plugins) == repr(Trainer(strategy=strategy).plugins)
+
+
+def test_a_backend_that_nobody_provides_is_an_error_with_those_that_there_are():
+    with pytest.raises(ValueError, match=r"strategy \(ddp.kind\) must be 'auto', False, or one of ddp, dp, .*; it is 'ring'"):
+        Trainer(strategy="ring")
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="must be 'auto', False, or one of"):
+        Trainer(distributed_backend="ring")
+
+
+@pytest.mark.parametrize(("gpus", "number"), [(1, 1), ("2", 2), ([0, 1], 2), ("0,1", 2), (-1, -1)], ids=repr)
+def test_gpus_is_a_device_plugin_of_its_own(gpus, number):
+    with pytest.warns(DeprecationWarning, match="'gpus' is now accelerator='gpu' and devices=n"):
+        trainer = Trainer(gpus=gpus)
+    (plugin,) = [plugin for plugin in trainer.plugins if plugin.group == "accelerator"]
+    assert (plugin.name, plugin.number) == ("gpus", number)
+
+
+@pytest.mark.parametrize("gpus", [0, None, "", []], ids=repr)
+def test_no_gpus_is_the_cpu(gpus):
+    assert [plugin.name for plugin in Trainer(gpus=gpus).plugins if plugin.group == "accelerator"] == ["cpu"]
+
+
+def test_gpus_by_index_are_chosen_by_the_environment():
+    with pytest.raises(ValueError, match="say which ones by CUDA_VISIBLE_DEVICES, and gpus=2"):
+        Trainer(gpus=[1, 3])
 
 
 def test_arguments_of_steps_have_their_old_names():

@@ -51,17 +51,17 @@ class ShardData(Plugin):
     @hookimpl(wrapper=True)
     def prepare_loader(self, loop: Loop, stage: str) -> Generator[None, Any, Any]:
         loader = yield
-        even = stage == "fit" or loop.world.in_lockstep
+        together = stage != "fit" and loop.world.in_lockstep
+        even = stage == "fit" or (together and not equally_many(loader, loop.world.size))
         mine = share(loader, loop.world, self._seed, even, stage == "fit")
         if mine is not loader:
             own = mine.sampler if isinstance(mine.sampler, Share) else mine.batch_sampler
             self._shares.append(own)
-            whole = size_of(own.sampler) or 0
-            extra = len(own) * loop.world.size - whole
-            if stage != "fit" and even and extra and loop.world.is_main:
+            if together and even and loop.world.is_main:
+                whole = size_of(own.sampler) or 0
                 warnings.warn(
-                    f"{extra} of the {whole} samples to {stage} count twice: all ranks go forward together, and their "
-                    f"number is no multiple of {loop.world.size}",
+                    f"{len(own) * loop.world.size - whole} of the {whole} samples to {stage} count twice, so that all ranks go "
+                    "forward equally often; another batch size may do without",
                     stacklevel=2,
                 )
         return mine
@@ -142,6 +142,15 @@ class Share(Sampler[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "world": World()}
+
+
+def equally_many(loader: Any, ranks: int) -> bool:
+    """Whether each rank has as many batches as the others if every sample is read once."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return True
+    size = 1 if loader.batch_size is None else loader.batch_size
+    whole = size_of(loader.sampler if loader.batch_sampler is None or loader.batch_size else loader.batch_sampler) or 0
+    return math.ceil(whole // ranks / size) == math.ceil(math.ceil(whole / ranks) / size)
 
 
 def share(loader: Any, world: World, seed: int, even: bool = True, training: bool = True) -> Any:

@@ -34,8 +34,8 @@ WIDE = {torch.bool: torch.int32, torch.float16: torch.float32, torch.bfloat16: t
 SLOTS = 6
 """How many numbers a control message has room for."""
 OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-_OPEN: dict[str, Store] = {}
-"""The stores that this process has connected to, by address; a port can be bound once, whatever number of runs follow."""
+_OPEN: dict[tuple[int, str], Store] = {}
+"""The stores that this process has connected to, by process and address; a port can be bound once, whatever number of runs follow."""
 _JOINED: dict[str, int] = {}
 """How many runs have met at each."""
 
@@ -230,12 +230,13 @@ def join(backend: str, timeout: timedelta, alive: Callable[[], None] = lambda: N
     place = environment()
     assert place is not None
     key = f"{place.address}:{place.port}"
-    if key not in _OPEN:
+    mine = (os.getpid(), key)  # a forked process must not talk through the connection of its parent
+    if mine not in _OPEN:
         url = "env://" if place.launcher == "torchrun" else f"tcp://{key}?rank={place.rank}&world_size={place.size}"
         found = (place.rank, place.size) if place.launcher == "torchrun" else ()
-        _OPEN[key] = next(rendezvous(url, *found, timeout=timeout))[0]
+        _OPEN[mine] = next(rendezvous(url, *found, timeout=timeout))[0]
     _JOINED[key] = _JOINED.get(key, 0) + 1
-    store = PrefixStore(f"lightloop/{_JOINED[key]}", _OPEN[key])
+    store = PrefixStore(f"lightloop/{_JOINED[key]}", _OPEN[mine])
     _wait_for_all(store, place, timeout, alive)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
     return ProcessWorld(store, timeout, owns=True)

@@ -75,7 +75,7 @@ _HOW = "devices above 1 without a launcher such as torchrun means that the other
 
 def _is_interactive() -> bool:
     main = sys.modules.get("__main__")
-    again = sys.orig_argv[1:] and (getattr(main, "__file__", None) or "-c" in sys.orig_argv)
+    again = os.path.exists(getattr(main, "__file__", None) or "") or "-c" in sys.orig_argv
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules or not again
 
 

@@ -1,0 +1,137 @@
+"""The processes of a run are started by torchrun, by the script itself, or by forking an interactive session."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.processes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_torchrun.py"
+
+
+def environ(**more):
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("COV_CORE", "RANK", "WORLD"))}
+    return {**own, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}
+
+
+def run(*command, stdin=None, timeout=90):
+    return subprocess.run(
+        [str(part) for part in command],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=environ(),
+    )
+
+
+@pytest.mark.parametrize("launcher", ["itself", "torchrun"])
+def test_the_example_ends_with_the_same_weights_on_both_ranks(launcher):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run(*([sys.executable] if launcher == "itself" else torchrun), EXAMPLE, "--epochs", "2")
+    lines = re.findall(r"rank (\d) of 2: (\d+) steps, accuracy (\S+), weights (-?\d+\.\d{6})", done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert sorted(rank for rank, *_ in lines) == ["0", "1"], done.stdout + done.stderr
+    assert len({tuple(rest) for _, *rest in lines}) == 1
+    assert lines[0][1] == "48"  # 750 samples for each, 24 batches, 2 epochs
+    assert float(lines[0][2]) > 0.8
+
+
+SCRIPT = """
+import os, sys, time, torch
+from lightloop import Module, Trainer
+from lightloop.testing import Probe
+
+class Acts(Probe):
+    def training_step(self, batch, batch_idx, loop):
+        if batch_idx == 2 and loop.world.rank == 1:
+            if sys.argv[1] == "raise":
+                raise ValueError("rotten luck")
+        if sys.argv[1] == "sleep":
+            print("pid", os.getpid(), flush=True)
+            time.sleep(60)
+        return super().training_step(batch)
+
+if sys.argv[1] == "early" and "RANK" in os.environ:
+    raise KeyError("before it begins")
+Trainer(["-*", "ddp"], devices=2).fit(Acts(), [torch.tensor(float(i)) for i in range(9)])
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "the first error was on rank 1: ValueError: rotten luck (at epoch 0, batch 2, rank 1)"),
+        ("early", "RankError: rank 1, which was started from here, has ended with exit status 1"),
+    ],
+)
+def test_a_child_that_fails_ends_its_parent(tmp_path, how, said):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = run(sys.executable, script, how)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "done" not in done.stdout
+
+
+def test_children_end_with_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    parent = subprocess.Popen([sys.executable, str(script), "sleep"], stdout=subprocess.PIPE, text=True, env=environ())
+    pids = {int(parent.stdout.readline().split()[1]) for _ in range(2)}
+    assert parent.pid in pids
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    (child,) = pids - {parent.pid}
+    until = time.monotonic() + 10
+    while psutil.pid_exists(child) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(child)
+    parent.stdout.close()
+
+
+INTERACTIVE = """
+import torch
+from lightloop import Module, Trainer
+from lightloop.testing import Probe
+module = Probe()
+trainer = Trainer(["-*", "ddp"], devices=2)
+for _ in range(2):
+    result = trainer.fit(module, [torch.tensor(1.0), torch.tensor(2.0)])
+    print("fit", trainer.world_size, result.global_step, module.w.item())
+
+print("once")
+"""
+
+
+def test_an_interactive_session_forks_for_each_fit():
+    done = run(sys.executable, "-", stdin=INTERACTIVE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["fit 2 2 -3.0", "fit 2 2 -6.0", "once"]
+
+
+def test_a_second_machine_needs_a_launcher():
+    from lightloop import Trainer
+    from lightloop.testing import Probe, probe_batches
+
+    with pytest.raises(ValueError, match="num_nodes=2 needs a launcher on each machine, such as torchrun"):
+        Trainer(["-*", "ddp"], num_nodes=2).fit(Probe(), probe_batches(1))
+
+
+def test_what_is_asked_for_must_be_what_the_launcher_started(monkeypatch):
+    from lightloop import Trainer
+    from lightloop.testing import Probe, probe_batches
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="devices=2 and num_nodes=1 ask for 2 processes, and torchrun has started 4"):
+        Trainer(["-*", "ddp"], devices=2).fit(Probe(), probe_batches(1))
