@@ -24,7 +24,7 @@ class Familiar:
     """Reads of the latest run; before the first one, what a run begins with.
 
     Further attributes: every option by its keyword (``trainer.max_epochs``), what a live plugin offers
-    (:attr:`lightloop.Plugin.offers`), and the live plugin of a group or tag (``trainer.logger``).
+    (:attr:`lightloop.Plugin.offers`), and the live plugin of a group or tag (``trainer.logger``), None where there is none.
     """
 
     loop: Loop | None
@@ -226,6 +226,9 @@ class Familiar:
                 return plugin
         known = self._known()
         if name not in known:
+            kinds = (found.plugin.called() - {found.plugin.name} for found in discover().values() if found.plugin)
+            if any(name in kind for kind in kinds):
+                return None  # a group or tag, none of which is live
             offered = {offer for plugin in self._live for offer in plugin.offers}
             raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, {*dir(self), *known, *offered})}")
         today, default = known[name]

@@ -179,3 +179,11 @@ def test_it_pickles_after_its_attributes_were_read():
     with pytest.raises(AttributeError):
         user.nothing_of_the_kind
     assert pickle.loads(pickle.dumps(user)).global_step == 0
+
+
+def test_a_kind_of_which_no_plugin_is_live_is_none():
+    trainer = Trainer(logger=False)
+    assert trainer.logger is None
+    assert trainer.accelerator is not None
+    with pytest.raises(AttributeError, match="no attribute 'loger'"):
+        trainer.loger

@@ -429,3 +429,7 @@ def test_the_module_alone_is_told_of_performance_checks():
     events = ["on_pre_performance_check", "on_validation_start", "on_validation_end", "on_post_performance_check"]
     trainer().validate(listening(TinyClassifier, "", out, events)(), classification_batches(1))
     assert out == events
+    for nonsense in ([1], "ema", [None]):
+        with pytest.raises(TypeError, match="methods such as on_train_start"):
+            Trainer(callbacks=nonsense, **ONLY)
+    assert Trainer(callbacks=None, **ONLY).fit(Probe(), probe_batches(1)).global_step == 1

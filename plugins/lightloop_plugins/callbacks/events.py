@@ -104,6 +104,8 @@ def check_callback(callback: Any) -> None:
         raise TypeError(f"{callback!r} is a plugin and not a callback: give it in plugins=[...]")
     if isinstance(callback, type):
         raise TypeError(f"callbacks must be objects; {callback.__name__} is a class: write {callback.__name__}()")
+    if not any(name in ORDERS or name.startswith("on_") for name in dir(callback)):
+        raise TypeError(f"callbacks must be objects with methods such as on_train_start; {callback!r} has none of them")
     for name in dir(type(callback)):
         if name.startswith("on_") and name not in ORDERS:
             near = difflib.get_close_matches(name, ORDERS, n=1)

@@ -53,8 +53,9 @@ class Callbacks(Plugin):
     _end = _telling_stage(*EVALUATION["after_evaluation"])
 
     def check(self) -> None:
-        several = isinstance(self.callbacks, Sequence)
-        self._callbacks: list[Any] = list(self.callbacks) if several else [self.callbacks]
+        several = isinstance(self.callbacks, Sequence) and not isinstance(self.callbacks, str)
+        given = self.callbacks if several else [] if self.callbacks is None else [self.callbacks]
+        self._callbacks: list[Any] = list(given)
         for callback in self._callbacks:
             check_callback(callback)
         self._forget()
