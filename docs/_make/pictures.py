@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 
 import matplotlib
+import readme
 import torch
 
 from lightloop import Hooks, Trainer
@@ -175,6 +176,7 @@ def curves(metrics):
 def main():
     torch.manual_seed(0)
     PICTURES.mkdir(exist_ok=True)
+    readme.main()
     (PICTURES / "timeline.svg").write_text(timeline())
     (PICTURES / "order.svg").write_text(order())
     with tempfile.TemporaryDirectory() as folder:

@@ -108,3 +108,19 @@ def test_every_public_class_and_function_says_what_it_is(module):
         if (inspect.isclass(value := getattr(module, name)) or inspect.isfunction(value)) and not inspect.getdoc(value)
     ]
     assert silent == []
+
+
+def test_the_readme_lists_every_plugin():
+    text = (DOCS.parent / "README.md").read_text()
+    listed = re.findall(r"`(\w+)`", text.split("<!-- plugins -->")[1])
+    assert sorted(listed) == sorted(OURS), "run make pictures"
+
+
+def test_every_link_of_the_pages_leads_somewhere():
+    broken = []
+    for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if ":" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
