@@ -100,7 +100,8 @@ class Plugin:
     on_failure: ClassVar[Literal["stop", "disable"]] = "stop"
     """What an error in one of its hooks does: stop the run, or warn and take the plugin out for the rest of it."""
     disturbs: ClassVar[tuple[str, ...]] = ()
-    """What comes out otherwise for it than without it: of "parameters", "gradients", "random" and "modes"."""
+    """What comes out otherwise for it than without it: of "parameters", "gradients", "random" (where the random numbers
+    are) and "modes" (train or eval); and "waiting", if it reads values of the device in each batch."""
 
     _key: str | None = None
 

@@ -1,1 +1,1 @@
-"""The ``lightloop`` command."""
+"""The ``lightloop`` command: a front, and one file for each of its subcommands."""

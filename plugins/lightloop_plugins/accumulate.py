@@ -21,6 +21,7 @@ class Accumulate(Plugin):
     name = "accumulate"
     before = ("tbptt",)
     offers: ClassVar[Mapping[str, str]] = {"accumulate_grad_batches": "factor"}
+    disturbs = ("gradients", "parameters")
 
     batches: int | Mapping[int, int] = option(
         1,

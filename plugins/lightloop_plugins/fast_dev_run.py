@@ -28,6 +28,7 @@ class FastDevRun(Plugin):
         "rhythmic_validation",
         "time_limit",
     )
+    disturbs = ("gradients", "parameters")
 
     batches: bool | int = option(
         False, "Run so many batches of everything and write nothing; True is one.", flag="fast_dev_run", switch=True

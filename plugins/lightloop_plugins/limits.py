@@ -23,6 +23,7 @@ class Limits(Plugin):
 
     name = "limits"
     before = ("accelerator", "strategy", "overfit", "validation")
+    disturbs = ("gradients", "parameters")
 
     train: int | float = option(
         1.0, HELP.format("training"), flag="limit_train_batches", aliases=("train_percent_check",)

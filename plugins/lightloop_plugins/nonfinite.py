@@ -40,6 +40,7 @@ class Nonfinite(Plugin):
     after = ("strategy", "precision", "grad_norm")
     before = ("clip",)
     conflicts = ("nonfinite_async",)
+    disturbs = ("waiting",)
 
     action: Literal["warn", "skip_step", "drop_batch", "rewind", "stop"] | None = option(
         None, "What to do about a value that is NaN or infinite; None is nothing.", flag="nonfinite"

@@ -21,6 +21,7 @@ class Overfit(Plugin):
 
     name = "overfit"
     before = ("accelerator", "strategy")
+    disturbs = ("gradients", "parameters")
 
     batches: int | float = option(
         0.0,

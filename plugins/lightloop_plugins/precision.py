@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map
 
-from lightloop import Loop, Plugin, hookimpl, needs_closure, option
+from lightloop import Loop, Plugin, hookimpl, map_leaves, needs_closure, option
 
 NAMES = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed", "64-true": "64"}
 """Other spellings of a precision."""
@@ -41,6 +40,7 @@ class Precision(Plugin):
     name = "precision"
     group = "precision"
     after = ("accelerator", "strategy")
+    disturbs = ("gradients", "parameters")
 
     precision: int | str = option(
         32,
@@ -82,7 +82,7 @@ class Precision(Plugin):
 
     @hookimpl(wrapper=True)
     def move_batch(self, loop: Loop, batch: Any) -> Generator[None, Any, Any]:
-        return tree_map(partial(_cast, dtype=WHOLE[self.mode]), (yield))
+        return map_leaves(partial(_cast, dtype=WHOLE[self.mode]), (yield))
 
     @hookimpl(wrapper=True)
     def forward(self, loop: Loop) -> Generator[None, Any, Any]:
@@ -174,7 +174,7 @@ def _usable(loop: Loop, plugin: Precision) -> str:
     return device
 
 
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+def _cast(leaf: Any, path: str, dtype: torch.dtype) -> Any:
     if isinstance(leaf, (Tensor, PackedSequence)):
         data = leaf if isinstance(leaf, Tensor) else leaf.data
         return leaf.to(dtype) if data.is_floating_point() else leaf

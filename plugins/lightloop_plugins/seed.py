@@ -26,6 +26,7 @@ class Seed(Plugin):
     name = "seed"
     before = ("accelerator", "strategy", "run_dir")
     after = ("limits", "overfit")
+    disturbs = ("random",)
 
     seed: int | None = option(
         None, "Seed of all random numbers, from 0 to 2**32 - 1; None leaves them as they are.", flag="seed"

@@ -25,6 +25,7 @@ class TerminateOnNan(Plugin):
     name = "terminate_on_nan"
     after = ("strategy", "precision", "grad_norm", "nonfinite")
     before = ("clip",)
+    disturbs = ("waiting",)
 
     on: bool = option(
         False, "Whether a loss, gradient or parameter that is NaN or infinite is an error.", flag="terminate_on_nan",

@@ -34,6 +34,7 @@ class TBPTT(Plugin):
 
     name = "tbptt"
     before = ("log_every", "logger")
+    disturbs = ("gradients", "parameters")
 
     steps: int | None = option(
         None, "Cut batches of sequences into pieces of so many time steps; None is off.", flag="truncated_bptt_steps"

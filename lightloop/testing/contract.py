@@ -1,0 +1,256 @@
+"""The tests that every plugin passes: subclass :class:`PluginContract` in a test file."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from lightloop import Plugin, Trainer, discover
+from lightloop.discovery import GROUP, LOCAL
+from lightloop.manager import Entry
+from lightloop.plugin import OPTION, options_of
+from lightloop.testing import probes
+from lightloop.testing.imports import import_without_optional
+from lightloop.testing.models import TinyClassifier, classification_batches
+from lightloop.testing.ranks import run_ranks, values_of
+from lightloop.testing.syncs import count_syncs
+
+
+class PluginContract:
+    """Holds one plugin to what every plugin owes the others; a test class by inheritance.
+
+    .. code-block:: python
+
+        class TestMine(PluginContract):
+            plugin = "mine"
+            options = {"factor": 2.0}
+
+    What a plugin changes on purpose it says itself, in ``Plugin.disturbs``.
+    """
+
+    plugin: ClassVar[str | type[Plugin]]
+    """The plugin: its name, if it is installed, or its class."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Constructor arguments with which it does what it is for."""
+    others: ClassVar[Sequence[Entry]] = ()
+    """Plugins that it needs beside it; what it ``requires`` is added by name."""
+    trainer: ClassVar[Mapping[str, Any]] = {}
+    """Further keywords of the Trainer."""
+    resumes: ClassVar[bool] = True
+    """Whether a run with it can be saved and gone on with."""
+    processes: ClassVar[int] = 2
+    """In how many processes it is run together; 1 leaves that test out."""
+
+    # ------------------------------------------------------------------------------------------------- what it needs
+
+    @pytest.fixture(autouse=True)
+    def _aside(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Runs in a folder of their own; what one test leaves behind, another does not find."""
+        monkeypatch.setenv("LIGHTLOOP_RUNS", str(tmp_path / "runs"))
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        yield
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def kind(self) -> type[Plugin]:
+        """The plugin's class."""
+        if not isinstance(self.plugin, str):
+            return self.plugin
+        found = discover().get(self.plugin)
+        assert found is not None, f"no plugin {self.plugin!r} is installed"
+        assert found.plugin is not None, f"plugin {found} {found.problem}"
+        return found.plugin
+
+    def make(self) -> Plugin:
+        """A new plugin with the options of this contract."""
+        return self.kind()(**self.options)
+
+    def module(self) -> nn.Module:
+        """A new module to train, the same each time."""
+        torch.manual_seed(0)
+        return TinyClassifier()
+
+    def data(self, batches: int = 2) -> Any:
+        """What it is trained on: so many batches."""
+        return classification_batches(batches)
+
+    def same_state(self, one: Any, other: Any) -> bool:
+        """Whether two states are the same, to the bit; override it where something, such as a time, cannot be."""
+        return probes.same(one, other)
+
+    def made(self, *plugins: Entry, **options: Any) -> Trainer:
+        """A Trainer with the plugin's company, ``plugins`` and nothing else."""
+        installed = discover()
+        needed = [name for name in self.kind().requires if name in installed]
+        if "checkpoint" in plugins:
+            needed.append("run_dir")
+        listed = [*needed, *(entry for entry in self.others if entry not in needed)]
+        names = {entry.name for entry in plugins if isinstance(entry, (Plugin, type))}
+        company = dict.fromkeys(entry for entry in listed if entry not in names and entry not in plugins)
+        return Trainer(["-*", *company, *plugins], **{**self.trainer, **options})
+
+    # ----------------------------------------------------------------------------------------------------- the tests
+
+    def test_its_name_is_that_of_its_entry_point(self) -> None:
+        kind = self.kind()
+        if kind.__module__ == LOCAL:
+            return
+        value = f"{kind.__module__}:{kind.__qualname__}"
+        names = [entry.name for entry in entry_points(group=GROUP) if entry.value == value]
+        assert names == [kind.name], (
+            f"the plugin's name is {kind.name!r}, and the entry points of {value} in {GROUP!r} are called {names}"
+        )
+
+    def test_it_imports_without_optional_packages(self) -> None:
+        assert (problem := import_without_optional(self.kind())) is None, problem
+
+    def test_every_option_has_help(self) -> None:
+        fields = options_of(self.kind()).items()
+        silent = [keyword for keyword, field in fields if not field.metadata[OPTION].help.strip().endswith(".")]
+        assert silent == [], f"these options have no help that is a sentence: {', '.join(silent)}"
+
+    def test_it_says_what_it_is_for(self) -> None:
+        doc = self.kind().__doc__ or ""
+        assert doc.strip(), f"{self.kind().__name__} has no docstring"
+        assert not doc.startswith(f"{self.kind().__name__}("), f"{self.kind().__name__} has no docstring of its own"
+
+    def test_it_survives_a_fit_of_two_batches(self) -> None:
+        trainer = self.made(self.make())
+        trainer.fit(self.module(), self.data())
+        assert trainer.loop is not None
+        assert trainer.loop.status in ("finished", "stopped")
+        assert trainer.loop.hook.disabled == {}
+
+    def test_its_state_goes_through_state_dict(self) -> None:
+        plugin, other = self.make(), self.make()
+        self.made(plugin).fit(self.module(), self.data())
+        state = plugin.state_dict()
+        assert (problem := probes.not_plain(state)) is None, f"state_dict has what is no plain data: {problem}"
+        self.made(other, probes.Restore(other, state)).fit(self.module(), self.data(1))
+        assert other.seen_state is None or self.same_state(other.seen_state, state), (  # type: ignore[attr-defined]
+            f"load_state_dict(state) and then state_dict() must give the state again: {state} became {other.seen_state}"  # type: ignore[attr-defined]
+        )
+
+    def test_a_run_that_is_gone_on_with_is_the_run_that_was_not_stopped(self, tmp_path: Any) -> None:
+        if not self.resumes or not {"checkpoint", "run_dir", "duration"} <= set(discover()):
+            pytest.skip("there is nothing to resume with" if self.resumes else "a run with it is not gone on with")
+        kept: dict[str, Any] = {"default_root_dir": str(tmp_path), "max_epochs": 2, "save_every": 1}
+        whole, part, rest = self.make(), self.make(), self.make()
+        modules = [self.module() for _ in range(3)]
+        runs: list[dict[str, Any]] = [
+            {"run_name": "whole"},
+            {"run_name": "part"},
+            {"run_name": "part", "resume": "auto"},
+        ]
+        for number, (plugin, module) in enumerate(zip((whole, part, rest), modules, strict=True)):
+            stop = probes.StopAfterEpoch(number == 1)
+            self.made("checkpoint", "duration", plugin, stop, **runs[number], **kept).fit(module, self.data())
+        assert probes.same(dict(modules[2].state_dict()), dict(modules[0].state_dict())), "the weights differ"
+        assert self.same_state(rest.state_dict(), whole.state_dict()), (
+            f"the state of the resumed plugin is {rest.state_dict()}, that of the one never stopped {whole.state_dict()}"
+        )
+
+    def test_it_disturbs_nothing_that_it_does_not_declare(self) -> None:
+        seen = []
+        for plugins in ([], [self.make()]):
+            module, watch = self.module(), probes.Watch()
+            random = probes.random_state()
+            self.made(watch, *plugins).fit(module, self.data())
+            seen.append(watch.seen(module, random))
+        changed = {what for what in probes.DISTURBS if not probes.same(seen[0][what], seen[1][what])}
+        if "gradients" in self.kind().disturbs:
+            changed -= {"parameters"}  # they follow
+        if "parameters" in self.kind().disturbs:
+            changed -= {"gradients"}
+        undeclared = sorted(changed - set(self.kind().disturbs))
+        assert undeclared == [], (
+            f"with it these come out otherwise than without it: {', '.join(undeclared)}. If that is what it is for, its class "
+            f"says so: disturbs = {tuple(sorted(changed | set(self.kind().disturbs)))}"
+        )
+
+    def test_it_waits_for_no_device_in_each_batch(self) -> None:
+        if "waiting" in self.kind().disturbs:
+            return
+        counts: list[list[str]] = []
+        for batches in (2, 6):
+            plugin = self.make()
+            with count_syncs() as syncs:
+                self.made(plugin).fit(self.module(), self.data(batches))
+            counts.append([str(sync) for sync in syncs if sync.plugin == plugin.key])
+        assert len(counts[0]) == len(counts[1]), f"values are read in each batch: {sorted(set(counts[1]))}"
+
+    def test_it_pickles(self) -> None:
+        plugin = self.make()
+        for when in ("configured", "after a run"):
+            try:
+                copy = pickle.loads(pickle.dumps(plugin))
+            except Exception as error:
+                culprits = [name for name, value in vars(plugin).items() if not _pickles(value)]
+                pytest.fail(f"{when} it cannot be pickled, for {', '.join(culprits)}: {type(error).__name__}: {error}")
+            for field in options_of(type(plugin)).values():
+                assert type(getattr(copy, field.name)) is type(getattr(plugin, field.name))
+            if when == "configured":
+                self.made(plugin).fit(self.module(), self.data())
+
+    def test_it_leaves_nothing_behind_after_an_error(self) -> None:
+        module = self.module()
+        before = probes.surroundings(module)
+        with pytest.raises(probes.PlannedError):
+            self.made(probes.Fail(), self.make()).fit(module, self.data())
+        after = probes.surroundings(module)
+        left = [f"{what}: {before[what]} became {after[what]}" for what in before if before[what] != after[what]]
+        assert left == [], "; ".join(left)
+
+    def test_it_runs_in_several_processes(self) -> None:
+        if self.processes < 2 or "ddp" not in discover():
+            pytest.skip("it is not run in several processes")
+        values = values_of(run_ranks(_fit_on_rank, self.processes, type(self)))
+        for value in values[1:]:
+            assert probes.same(value, values[0]), "the ranks have come to different weights"
+
+
+def _pickles(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _fit_on_rank(contract: type[PluginContract]) -> dict[str, Any]:
+    """What a rank does: a fit; it gives the weights that it came to."""
+    self = contract()
+    module = self.module()
+    self.made(self.make(), "ddp", strategy="ddp").fit(module, self.data())
+    return {name: value.detach().cpu() for name, value in module.state_dict().items()}
+
+
+def assert_order(plugins: Iterable[Entry], *names: str, orders: int = 24) -> None:
+    """Assert that ``plugins`` are in the order ``names``, in whichever order they are listed.
+
+    Args:
+        plugins: names, classes and instances, as in ``Trainer(plugins=...)``.
+        names: their names, in the order in which they are called.
+        orders: in how many orders they are listed: all that there are, or so many of them at random.
+    """
+    import itertools
+    import math
+    import random
+
+    listed = list(plugins)
+    few = math.factorial(len(listed)) <= orders
+    draw = random.Random(0)
+    tries = itertools.permutations(listed) if few else (draw.sample(listed, len(listed)) for _ in range(orders))
+    for order in tries:
+        found = [plugin.name for plugin in Trainer(["-*", *order]).plugins]
+        assert found == list(names), f"listed as {[getattr(entry, 'name', entry) for entry in order]}"
+
+
+__all__ = ["PluginContract", "assert_order"]

@@ -1,0 +1,251 @@
+"""Faulty plugins fail the contract, each for its own fault and for nothing else."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+PLUGINS = """
+import json, random, signal, threading
+import torch
+from lightloop import Plugin, hookimpl, option
+
+class Good(Plugin):
+    '''Does nothing wrong.'''
+    name = "good"
+    size: int = option(1, "How much.")
+    def check(self):
+        self.count = 0
+    @hookimpl
+    def after_batch(self, loop):
+        self.count += 1
+    def state_dict(self):
+        return {"count": self.count}
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+class Misnamed(Good):
+    '''Its entry point has another name.'''
+    name = "misnamed"
+
+class Silent(Good):
+    '''Has an option of which nobody knows what it is.'''
+    name = "silent"
+    mode: int = option(1, "")
+
+class Undocumented(Good):
+    name = "undocumented"
+
+class Crashes(Good):
+    '''Fails in the second batch.'''
+    name = "crashes"
+    @hookimpl
+    def before_batch(self, loop):
+        if loop.batch_idx == 1:
+            raise RuntimeError("crashed")
+
+class Forgets(Good):
+    '''Keeps a state that it does not take back.'''
+    name = "forgets"
+    def load_state_dict(self, state):
+        pass
+
+class Objects(Good):
+    '''Keeps an object in its state.'''
+    name = "objects"
+    def state_dict(self):
+        return {"what": {1, 2}}
+    def load_state_dict(self, state):
+        pass
+
+class Draws(Good):
+    '''Draws a random number.'''
+    name = "draws"
+    @hookimpl
+    def after_batch(self, loop):
+        random.random()
+
+class Evals(Good):
+    '''Trains in eval mode.'''
+    name = "evals"
+    @hookimpl
+    def before_epoch(self, loop):
+        loop.module.eval()
+
+class Doubles(Good):
+    '''Doubles the gradients.'''
+    name = "doubles"
+    @hookimpl
+    def before_step(self, loop):
+        torch._foreach_mul_(loop.gradients, 2.0)
+
+class Moves(Good):
+    '''Moves the parameters.'''
+    name = "moves"
+    @hookimpl
+    def after_fit(self, loop):
+        with torch.no_grad():
+            for parameter in loop.module.parameters():
+                parameter.add_(1.0)
+
+class Reads(Good):
+    '''Reads the loss in each batch.'''
+    name = "reads"
+    @hookimpl
+    def after_batch(self, loop):
+        self.count += 1
+        loop.loss.item()
+
+class Lambda(Good):
+    '''Keeps a function without a name.'''
+    name = "lambda"
+    def check(self):
+        super().check()
+        self.scale = lambda x: x
+
+class LambdaLater(Good):
+    '''Keeps one after a run.'''
+    name = "lambda_later"
+    @hookimpl
+    def before_fit(self, loop):
+        self.scale = lambda x: x
+
+class Handler(Good):
+    '''Leaves a signal handler.'''
+    name = "handler"
+    @hookimpl
+    def before_fit(self, loop):
+        signal.signal(signal.SIGTERM, print)
+
+class Thread(Good):
+    '''Leaves a thread.'''
+    name = "thread"
+    @hookimpl
+    def before_fit(self, loop):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+class Hook(Good):
+    '''Leaves a hook on the module.'''
+    name = "hook"
+    @hookimpl
+    def before_fit(self, loop):
+        loop.module.register_forward_hook(print_nothing)
+
+class File(Good):
+    '''Leaves a file open.'''
+    name = "file"
+    @hookimpl
+    def before_fit(self, loop):
+        opened.append(open(__file__))
+
+class Apart(Good):
+    '''Lets the ranks come apart.'''
+    name = "apart"
+    @hookimpl
+    def teardown(self, loop):
+        if loop.world.rank:
+            with torch.no_grad():
+                for parameter in loop.module.parameters():
+                    parameter.add_(1.0)
+
+opened = []
+def print_nothing(*arguments):
+    return None
+"""
+NEEDY = """
+import yaml
+from lightloop import Plugin
+
+class Needy(Plugin):
+    '''Imports what its distribution does not require.'''
+    name = "needy"
+"""
+CONTRACTS = """
+import sys
+from lightloop.testing import PluginContract
+for name in sys.modules["os"].environ["FAULTS"].split():
+    attributes = {"plugin": name, "processes": 2 if name in ("good", "apart") else 1, "__module__": __name__}
+    globals()["Test_" + name] = type("Test_" + name, (PluginContract,), attributes)
+from faulty import Misnamed
+class Test_misnamed(PluginContract):
+    plugin = Misnamed
+    processes = 1
+"""
+NAMES = re.findall(r'name = "(\w+)"', PLUGINS + NEEDY)
+STATE = "test_its_state_goes_through_state_dict"
+RESUMED = "test_a_run_that_is_gone_on_with_is_the_run_that_was_not_stopped"
+DISTURBS = "test_it_disturbs_nothing_that_it_does_not_declare"
+LEAVES = "test_it_leaves_nothing_behind_after_an_error"
+FAULTS = {
+    "good": {},
+    "misnamed": {"test_its_name_is_that_of_its_entry_point": "the plugin's name is 'misnamed', and the entry points"},
+    "silent": {"test_every_option_has_help": "these options have no help that is a sentence: silent_mode"},
+    "undocumented": {"test_it_says_what_it_is_for": "Undocumented has no docstring of its own"},
+    "forgets": {STATE: "load_state_dict(state) and then state_dict() must give the state again", RESUMED: "the state of"},
+    "objects": {STATE: "state_dict has what is no plain data: state['what'] is set", RESUMED: ""},
+    "draws": {DISTURBS: "random"},
+    "evals": {DISTURBS: "modes", LEAVES: "modes"},
+    "doubles": {DISTURBS: "gradients, parameters"},
+    "moves": {DISTURBS: "parameters"},
+    "reads": {"test_it_waits_for_no_device_in_each_batch": "item in after_batch by plugin 'reads'"},
+    "lambda": {"test_it_pickles": "configured it cannot be pickled, for scale"},
+    "lambda_later": {"test_it_pickles": "after a run it cannot be pickled, for scale"},
+    "handler": {LEAVES: "signal handlers"},
+    "thread": {LEAVES: "threads"},
+    "hook": {LEAVES: "hooks of the module"},
+    "file": {LEAVES: "open files"},
+    "apart": {"test_it_runs_in_several_processes": "the ranks have come to different weights"},
+    "needy": {"test_it_imports_without_optional_packages": "'yaml' is hidden"},
+}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """What each plugin fails, and why."""
+    folder = tmp_path_factory.mktemp("faulty")
+    (folder / "faulty.py").write_text(PLUGINS)
+    (folder / "needy.py").write_text(NEEDY)
+    (folder / "test_faulty_contracts.py").write_text(CONTRACTS)
+    info = folder / "faulty-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\nRequires-Dist: lightloop\n")
+    (info / "top_level.txt").write_text("faulty\nneedy\n")
+    (info / "RECORD").write_text("faulty.py,,\nneedy.py,,\n")
+    classes = dict(zip(NAMES, re.findall(r"^class (\w+)", PLUGINS + NEEDY, flags=re.MULTILINE), strict=True))
+    lines = [
+        f"{'other' if name == 'misnamed' else name} = {'needy' if name == 'needy' else 'faulty'}:{kind}"
+        for name, kind in classes.items()
+    ]
+    (info / "entry_points.txt").write_text("[lightloop.plugins]\n" + "\n".join(lines) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-c", os.devnull, "--rootdir=."],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "FAULTS": " ".join(set(FAULTS) - {"misnamed"} | {"crashes"})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    found = {}
+    for name, test, why in re.findall(r"^FAILED \S+::Test_(\w+)::(\w+)(?: - (.*))?$", done.stdout, flags=re.MULTILINE):
+        found.setdefault(name, {})[test] = why
+    assert found, done.stdout + done.stderr
+    return found, done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fails_for_its_own_fault(failures, name):
+    found, output = failures
+    assert set(found.get(name, {})) == set(FAULTS[name]), output
+    for why in FAULTS[name].values():
+        assert why in output
+
+
+@pytest.mark.processes
+def test_one_that_cannot_be_run_fails_whatever_needs_a_run(failures):
+    found, output = failures
+    assert "test_it_survives_a_fit_of_two_batches" in found["crashes"], output
+    assert "RuntimeError: crashed" in output
