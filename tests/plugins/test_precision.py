@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 import warnings
 
@@ -283,6 +284,30 @@ def test_training_evaluation_and_prediction_compute_in_the_type(precision, compu
     assert module.counts.dtype == torch.int64
     assert torch.get_default_dtype() == torch.float32
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_whole_casts_whatever_a_batch_is_nested_in():
+    @dataclasses.dataclass
+    class Record:
+        x: torch.Tensor
+        label: torch.Tensor
+
+    class Own(dict):
+        pass
+
+    got = []
+
+    class Looking(Probe):
+        def training_step(self, batch):
+            got.append(batch)
+            return self.w * 1.0
+
+    x, label = torch.ones(2), torch.ones(2, dtype=torch.long)
+    Trainer(["-*"], precision=64).fit(Looking(), [Record(x, label), Own(x=[x], label=label), (x, None, "text")])
+    record, own, (plain, *rest) = got
+    assert [type(record), type(own), rest] == [Record, Own, [None, "text"]]
+    assert [each.dtype for each in (record.x, own["x"][0], plain)] == [torch.float64] * 3
+    assert [record.label.dtype, own["label"].dtype] == [torch.long] * 2
 
 
 @pytest.mark.parametrize("precision", [64, "bf16-mixed"])
