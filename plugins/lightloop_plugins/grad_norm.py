@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,8 @@ class GradNorm(Plugin):
 
     They are measured when the gradients are whole and unscaled and before they are clipped, and logged once for each
     step that was applied: by default as ``grad_2.0_norm_total`` and ``grad_2.0_norm_<parameter>``. What clipping leaves
-    of them is ``…_clipped``. With several optimizers, each one's keys end in ``/optimizer_<index>``. The total is the
-    norm that clipping uses, over all ranks; a parameter's is that of the part which this process holds. Nothing is read
-    back from the device.
+    of them is ``…_clipped``. With several optimizers, each one's keys end in ``/optimizer_<index>``. All are over
+    all ranks, and the total is the norm that clipping uses. Nothing is read back from the device.
     """
 
     name = "grad_norm"
@@ -83,11 +83,18 @@ class GradNorm(Plugin):
                 if parameter.grad is not None
             }
             named = {name: gradient for name, gradient in named.items() if gradient.numel()}
-            norms |= zip(named, torch._foreach_norm(list(named.values()), self.p) if named else (), strict=True)
+            measured = torch._foreach_norm(list(named.values()), self.p) if named else ()
+            norms |= zip(named, map(_over_ranks, measured), strict=True)
         return norms
 
     def _called(self, name: str) -> str:
         return self.metric.format(p="inf" if math.isinf(self.p) else self.p, name=name)
+
+
+def _over_ranks(norm: Any) -> Tensor:
+    """A plain tensor; the norm of a gradient that is sharded is brought together."""
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
 
 
 def _elements(gradient: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,12 +54,12 @@ class Fsdp(Processes):
         super().check()
         if self.min_size < 1:
             raise self.refuse("min_size", "a whole number of parameters from 1")
-        self._synced = True
-        self._class: type[nn.Module] | None = None
+        self._synced = True  # whether backwards reduce now
+        self._waiting = False  # whether there are gradients that none has reduced
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self._synced = True
+        self._synced, self._waiting = True, False
         if not self.meet(loop):
             loop.leave_out(self)
             return
@@ -66,12 +67,13 @@ class Fsdp(Processes):
         modules = [*blocks_of(loop.module, set(self.blocks), self.min_size), loop.module]
         if missing := set(self.blocks) - {type(part).__name__ for part in modules}:
             raise self.refuse("blocks", f"classes of which there are modules, and there is no {sorted(missing)[0]}")
-        policy = MixedPrecisionPolicy()
+        policy = inner = MixedPrecisionPolicy()
         if any(plugin.group == "precision" and getattr(plugin, "mode", "") == "bf16-mixed" for plugin in loop.plugins):
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            inner = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            policy = replace(inner, cast_forward_inputs=False)  # training_step has the batch as it is
         mesh = init_device_mesh(loop.device.type, (loop.world.size,))
         for part in modules:
-            fully_shard(part, mesh=mesh, mp_policy=policy)
+            fully_shard(part, mesh=mesh, mp_policy=policy if part is loop.module else inner)
         for name in STEPS:
             if (step := defined(loop.module, name)) is not None:
                 register_fsdp_forward_method(loop.module, name)
@@ -92,9 +94,14 @@ class Fsdp(Processes):
             self._sync(loop.module, not loop.held)
 
     @hookimpl
+    def after_backward(self, loop: Loop) -> None:
+        self._waiting = not self._synced
+
+    @hookimpl
     def before_step(self, loop: Loop) -> None:
-        if not self._synced:  # the end of the epoch closes a window whose every backward was held
+        if self._waiting:  # a window is closed whose last backward was held
             self._sync(loop.module, True)
+            self._waiting = False
             reduce_waiting(loop.module)
             loop.gradients = loop.find_gradients()
             if loop.window.weighted or loop.window.weight != loop.window.planned:
@@ -157,6 +164,9 @@ def whole_state(module: nn.Module) -> dict[str, Any]:
 def make_whole(module: nn.Module) -> None:
     """Undo ``fully_shard``: plain parameters, the module's own class and methods."""
     for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+    for part in module.modules():
         parameters: dict[str, Any] = dict(part._parameters)
         for name, parameter in parameters.items():
             if isinstance(parameter, DTensor):
@@ -166,6 +176,12 @@ def make_whole(module: nn.Module) -> None:
             state = part._get_fsdp_state()
             state._pre_forward_hook_handle.remove()
             state._post_forward_hook_handle.remove()
+            for group in state._fsdp_param_groups:
+                before_save = group._module_to_pre_save_state_dict_hook_handle
+                before_load = group._module_to_pre_load_state_dict_hook_handle
+                after_load = [each._post_load_hook_handle for each in group.fsdp_params]
+                for handle in (*before_save.values(), *before_load.values(), *after_load):
+                    handle.remove()
             part.__class__ = type(part).__bases__[1]
             _module_state_mapping.pop(part, None)
         for mark in MARKS:
