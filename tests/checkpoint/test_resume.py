@@ -31,8 +31,7 @@ def test_k4_every_kind_of_loader_goes_on_exactly(tmp_path, make):
     assert_exact(tmp_path, make, [1, length - 1, length, length + 1, 2 * length + 2])
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("optimizers", [1, 2])
+@pytest.mark.parametrize(("accumulate", "optimizers"), [(1, 1), (4, 2)])
 def test_stopped_before_every_batch(tmp_path, accumulate, optimizers):
     assert_exact(
         tmp_path,
