@@ -35,6 +35,9 @@ class Net(TinyClassifier):
     def test_step(self, batch, batch_idx):
         self.log("test_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
 class Fails(Net):
     def training_step(self, batch, batch_idx):
         raise RuntimeError("boom")
@@ -180,7 +183,7 @@ def test_the_contract_is_every_hook_in_order(run):
 
 def test_a_run_is_explained_as_text_and_as_graphs(run, tmp_path):
     asked = ["--plugins", "-*", "--gradient_clip_val", "1.0", "--track_grad_norm", "2"]
-    code, out, _ = run("explain", *asked)
+    _, out, _ = run("explain", *asked)
     assert "before_step\n  1. grad_norm\n  2. clip  [grad_norm says before='clip']\n" in out
     _, out, _ = run("explain", "--mermaid", *asked)
     assert out.splitlines()[0] == "flowchart TB"

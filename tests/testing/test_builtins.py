@@ -30,6 +30,7 @@ OPTIONS = {
     "tbptt": {"steps": 2},
     "terminate_on_nan": {"on": True},
     "time_limit": {"limit": 60},
+    "trace": {"to": True},
 }
 """With which they do what they are for; the rest needs none."""
 OTHERS = {"swa": ["duration"], "devices": ["ddp"]}
