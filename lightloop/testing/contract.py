@@ -143,15 +143,16 @@ class PluginContract:
             pytest.skip("there is nothing to resume with" if self.resumes else "a run with it is not gone on with")
         kept: dict[str, Any] = {"default_root_dir": str(tmp_path), "max_epochs": 2, "save_every": 1}
         whole, part, rest = self.make(), self.make(), self.make()
-        modules = [self.module() for _ in range(3)]
+        modules = []
         runs: list[dict[str, Any]] = [
             {"run_name": "whole"},
             {"run_name": "part"},
             {"run_name": "part", "resume": "auto"},
         ]
-        for number, (plugin, module) in enumerate(zip((whole, part, rest), modules, strict=True)):
+        for number, plugin in enumerate((whole, part, rest)):
+            modules.append(self.module())  # which seeds: each run begins with the same random numbers
             stop = probes.StopAfterEpoch(number == 1)
-            self.made("checkpoint", "duration", plugin, stop, **runs[number], **kept).fit(module, self.data())
+            self.made("checkpoint", "duration", plugin, stop, **runs[number], **kept).fit(modules[-1], self.data())
         assert probes.same(dict(modules[2].state_dict()), dict(modules[0].state_dict())), "the weights differ"
         assert self.same_state(rest.state_dict(), whole.state_dict()), (
             f"the state of the resumed plugin is {rest.state_dict()}, that of the one never stopped {whole.state_dict()}"
