@@ -177,7 +177,7 @@ def train(run: Run) -> dict[str, Any]:
         "in_step",
         "shard_data",
         "set_epoch",
-        "cpu",
+        *(() if "accelerator" in run.options else ("cpu",)),
         "validation",
         *run.plugins,
         watch,

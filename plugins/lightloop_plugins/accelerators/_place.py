@@ -48,7 +48,8 @@ class Device(Plugin):
         loop.device = self.device()
         self._by_module = defined(loop.module, "transfer_batch_to_device")
         place(loop.module, loop.device, quietly=self.asked)
-        if self._by_module is None and torch.accelerator.current_accelerator(check_available=True) is None:
+        alone = loop.device.type == "cpu" and torch.accelerator.current_accelerator(check_available=True) is None
+        if alone and self._by_module is None:
             loop.leave_out(self, "move_batch")  # on a machine with the CPU alone, nothing can be elsewhere
 
     @hookimpl
