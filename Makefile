@@ -10,10 +10,10 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture lint types bench docs pictures clean
+.PHONY: help train test torture test-horovod test-xla lint types bench docs pictures clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(STAMP)  ## Train a small classifier of handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)
@@ -21,6 +21,13 @@ train: $(STAMP)  ## Train a small classifier of handwritten digits
 # One thread per process: two test processes share the cores, and sums come out the same on every machine.
 test: $(STAMP)  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+# Each of these two engines has an environment of its own, outside the clone and made once; its script says where.
+test-horovod:  ## Run the tests of the horovod strategy
+	@python=$$(PYTHON=$(PYTHON) bash scripts/horovod_env.sh) && OMP_NUM_THREADS=1 $$python -m pytest tests/horovod $(ARGS)
+
+test-xla:  ## Run the tests of the xla device, and those of the core with its torch
+	@python=$$(PYTHON=$(PYTHON) bash scripts/xla_env.sh) && OMP_NUM_THREADS=1 PJRT_DEVICE=CPU $$python -m pytest tests/xla tests/core $(ARGS)
 
 # Not in `make test`: half an hour of runs that are killed at random and at every call to the file system.
 torture: $(STAMP)  ## Run the tests that kill and fail runs by the hundred

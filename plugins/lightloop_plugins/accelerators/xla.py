@@ -1,0 +1,120 @@
+"""Train on a device of XLA, such as a TPU."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from lightloop import Loop, hookimpl, option
+from lightloop_plugins.accelerators._distributed import environment
+from lightloop_plugins.accelerators._place import Device
+from lightloop_plugins.accelerators._xla import Compilations, engine, seed_of_torch
+
+
+class Xla(Device):
+    """Train on the device of PyTorch/XLA: ``accelerator="xla"``.
+
+    XLA notes down what is computed and runs it as one program. This plugin ends the program after each batch, and after
+    each piece of one, before anybody looks at its results; so the program does not grow with the window, and values that
+    are read afterwards are there already. Nothing is read in between.
+
+    Random numbers on the device are a stream of their own. It begins where torch's are when the run begins, so that
+    ``seed`` seeds it; evaluation leaves it as it was; checkpoints keep it.
+
+    One process trains on one device, or on all of them with ``strategy="xla_spmd"``. Several processes, or several
+    replicas in one, are refused, for nothing would bring their gradients together.
+    """
+
+    name = "xla"
+
+    shapes: int = option(
+        4, "Warn when so many batches, after the first steps, had shapes that had to be compiled for.", enables=False
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.shapes < 1:
+            raise self.refuse("shapes", "a whole number from 1")
+        self._xla: ModuleType | None = None
+        self._random: int | None = None
+        self._compilations: Compilations | None = None
+        self.syncs = 0
+        """How many programs have been ended in the last fit."""
+        self.compilations = 0
+        """How many were compiled in it."""
+
+    def device(self) -> torch.device:
+        xla, runtime = engine(), engine("torch_xla.runtime")
+        place = environment()
+        if place is not None and place.size > 1 and runtime.process_count() == 1:
+            raise RuntimeError(
+                f"{place.launcher} has started {place.size} processes, and to XLA each is alone: their gradients would never "
+                "be brought together. Start one process, and use strategy='xla_spmd' for all devices of it"
+            )
+        if runtime.world_size() > 1:
+            raise RuntimeError(
+                f"this is one of {runtime.world_size()} replicas that torch_xla.launch has started, which is not supported: "
+                "start one process, and use strategy='xla_spmd' for all devices of it"
+            )
+        device: torch.device = xla.device()
+        return device
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        super().setup(loop)
+        self._xla = engine()
+        self._xla.manual_seed(seed_of_torch())
+        self.syncs = self.compilations = 0
+        self._compilations = Compilations(self.shapes)
+
+    @hookimpl(wrapper=True)
+    def select_optimizers(self, loop: Loop) -> Generator[None, Sequence[int | None], Sequence[int | None]]:
+        if loop.piece_idx:
+            self.sync()
+        return (yield)
+
+    @hookimpl(tryfirst=True)
+    def after_batch(self, loop: Loop) -> None:
+        self.sync()
+        assert self._compilations is not None
+        self._compilations.look(loop.batch, loop.global_step)
+        self.compilations = self._compilations.count
+
+    @hookimpl(tryfirst=True)
+    def after_epoch(self, loop: Loop) -> None:
+        self.sync()  # windows that the end of the epoch has closed
+
+    @hookimpl
+    def before_evaluation(self, loop: Loop) -> None:
+        self._random = engine("torch_xla.core.xla_model").get_rng_state()
+
+    @hookimpl(tryfirst=True)
+    def after_evaluation_batch(self, loop: Loop) -> None:
+        self.sync()
+
+    @hookimpl
+    def after_evaluation(self, loop: Loop) -> None:
+        if self._random is not None:
+            engine("torch_xla.core.xla_model").set_rng_state(self._random)
+        self._random = None
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        super().teardown(loop)
+        self._xla = self._compilations = None
+
+    def sync(self) -> None:
+        """End the program that has been noted down, and let it run."""
+        assert self._xla is not None
+        self._xla.sync()
+        self.syncs += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._xla is None else {"random": engine("torch_xla.core.xla_model").get_rng_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._xla is not None and "random" in state:
+            engine("torch_xla.core.xla_model").set_rng_state(state["random"])

@@ -1,0 +1,35 @@
+"""What can be said of XLA where PyTorch/XLA is not installed; tests/xla has the rest."""
+
+import pickle
+from importlib.util import find_spec
+
+import pytest
+
+from lightloop import OrderError, PluginError, Trainer
+from lightloop.testing import Probe, probe_batches
+
+XLA = {"accelerator": "xla", "strategy": "xla_spmd"}
+
+
+@pytest.mark.skipif(find_spec("torch_xla") is not None, reason="PyTorch/XLA is installed")
+@pytest.mark.parametrize("options", [{"accelerator": "xla"}, XLA])
+def test_without_pytorch_xla_the_error_says_what_to_install(options):
+    with pytest.raises(ImportError, match=r"pip install 'lightloop\[xla\]', with torch 2.9"):
+        Trainer(["-*"], **options).fit(Probe(), probe_batches(1))
+
+
+def test_they_are_chosen_by_name_and_pickle():
+    live = pickle.loads(pickle.dumps(Trainer(["-*"], **XLA).plugins))
+    assert [plugin.name for plugin in live if plugin.group] == ["xla_spmd", "xla"]
+
+
+def test_spmd_needs_the_device_and_counts_devices_itself():
+    with pytest.raises(PluginError, match="'xla_spmd' requires 'xla'"):
+        Trainer(strategy="xla_spmd")
+    with pytest.raises(OrderError, match="devices runs before xla_spmd"):
+        Trainer(**XLA, devices=2)
+
+
+def test_nonsense_is_refused_at_construction():
+    with pytest.raises(ValueError, match=r"xla_shapes \(xla.shapes\) must be a whole number from 1; it is 0"):
+        Trainer(accelerator="xla", xla_shapes=0)
