@@ -207,6 +207,24 @@ def test_max_steps_ends_a_run_inside_a_batch():
     assert (result.global_step, len(module.given)) == (4, 4)
 
 
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({}, None), ({"tbptt_accumulate": True}, 8), ({"accumulate_grad_batches": 2}, 4), ({"max_steps": 5}, 5)],
+)
+def test_the_steps_to_come_are_unknown_where_each_piece_steps(options, steps):
+    told = []
+
+    class Asking(Recurrent):
+        def configure_optimizers(self):
+            told.append(self.loop.total_steps)
+            return super().configure_optimizers()
+
+    trainer = Trainer(["-*"], truncated_bptt_steps=4, max_epochs=2, **options)
+    trainer.fit(Asking(), sequences(4))
+    assert told == [steps]
+    assert trainer.global_step == (steps or 24)
+
+
 def test_each_optimizer_has_a_state_of_its_own():
     class two(Module):
         def __init__(self):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -60,6 +61,13 @@ class TBPTT(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         loop.step_arguments["hiddens"] = self._given
+        if self.accumulate:
+            loop.leave_out(self, "epoch_steps")
+
+    @hookimpl(wrapper=True)
+    def epoch_steps(self, loop: Loop) -> Generator[None, float, float]:
+        steps = yield
+        return math.inf if steps == loop.num_batches else steps  # how many pieces there are shows when they are cut
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
