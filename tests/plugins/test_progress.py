@@ -290,3 +290,19 @@ def test_nonsense_is_refused():
         Trainer(progress_interval=-1.0)
     with pytest.raises(ValueError, match="process_position"):
         Trainer(process_position=-1)
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_run(monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+
+        def isatty(self):
+            return False
+
+        flush = write
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with pytest.warns(UserWarning, match="'progress'.* is out for the rest of the run.*BrokenPipeError"):
+        result = Trainer(BARE, max_epochs=2).fit(Shown(), probe_batches(2))
+    assert result.global_step == 4
