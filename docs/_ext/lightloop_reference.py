@@ -6,20 +6,21 @@ docstrings is reStructuredText, so they are shown through autodoc.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import inspect
+import io
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import Field
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 import lightloop
 import lightloop.testing
 from lightloop import Hooks, Plugin, discover
+from lightloop.cli.front import main
 from lightloop.dispatch import CLEAN_UP
 from lightloop.plugin import OPTION, options_of
 
@@ -154,35 +155,35 @@ def testing() -> str:
 
 def commands() -> str:
     """What each command of ``lightloop`` says of itself."""
-    parts = []
-    for words, text in helps():
-        title = " ".join(("lightloop", *words))
-        parts.append(f"## {title}\n\n```text\n$ {title} --help\n{text.rstrip()}\n```\n")
+    parts = [f"```text\n$ lightloop --help\n{ask().rstrip()}\n```\n"]
+    for name in command_names():
+        text, _, options = ask(name).partition("\n'accelerator' of ")
+        text = text.rstrip() + ("\n\nThen every option of every installed plugin." if options else "")
+        parts.append(f"## lightloop {name}\n\n```text\n$ lightloop {name} --help\n{text}\n```\n")
     return "\n".join(parts)
 
 
-def helps() -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each command with its ``--help``: the program itself, then its subcommands."""
-    if importlib.util.find_spec("lightloop.__main__") is None:
-        return
-    whole = ask()
-    yield (), whole
-    for name in subcommands(whole):
-        yield (name,), ask(name)
-
-
-def subcommands(text: str) -> list[str]:
-    """The names in the braces of a help text: ``{train,explain}``."""
-    braces = re.search(r"\{([a-z_,-]+)\}", text)
-    return braces[1].split(",") if braces else []
+def command_names() -> list[str]:
+    """The commands that come with Lightloop."""
+    found = metadata.entry_points(group="lightloop.commands")
+    return sorted(entry.name for entry in found if entry.dist is not None and entry.dist.name == "lightloop")
 
 
 @cache
 def ask(*words: str) -> str:
     """What ``lightloop <words> --help`` prints, on a terminal of 100 columns."""
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-m", "lightloop", *words, "--help"]
-    return subprocess.run(program, capture_output=True, text=True, check=True, env=environment).stdout
+    printed = io.StringIO()
+    before = os.environ.copy()
+    os.environ.update({"COLUMNS": "100", "NO_COLOR": "1"})
+    try:
+        with contextlib.redirect_stdout(printed):
+            code = main([*words, "--help"])
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    if code:
+        raise RuntimeError(f"lightloop {' '.join(words)} --help ends with {code}")
+    return re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
 
 
 def documented(module: Any, name: str) -> str:

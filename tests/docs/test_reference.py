@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import inspect
 import re
@@ -89,6 +90,18 @@ def test_every_plugin_is_there_with_its_place_and_its_options(reference):
         ]
 
 
+def test_every_command_is_there_with_what_it_says_of_itself(reference):
+    entries = importlib.metadata.entry_points(group="lightloop.commands")
+    ours = sorted(entry.name for entry in entries if entry.dist.name == "lightloop")
+    text = reference.commands()
+    sections = dict(re.findall(r"^## lightloop ([\w-]+)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
+    assert list(sections) == ours != []
+    for name, section in sections.items():
+        assert f"usage: lightloop {name}" in section
+    assert "every option of every installed plugin" in sections["fit"]
+    assert len(sections["fit"].splitlines()) < 80
+
+
 @pytest.mark.parametrize(("part", "module"), [("names", lightloop), ("testing", lightloop.testing)])
 def test_every_public_name_is_there(reference, part, module):
     text = reference.PARTS[part]()
@@ -120,7 +133,6 @@ def test_every_link_of_the_pages_leads_somewhere():
     broken = []
     for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
         text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-            if ":" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
+        targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
+        broken += [f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()]
     assert broken == []
