@@ -1,8 +1,10 @@
-"""What plugin authors use to test: the contract, a recorder of hooks, tiny models and data.
+"""What plugin authors use to test: the contracts, a recorder of hooks, ranks, tiny models and data.
 
-:class:`PluginContract` and :func:`assert_order` need pytest and are imported when they are asked for.
+:class:`PluginContract` and :func:`assert_order` need pytest, :class:`AcceleratorContract` torch.distributed; they are
+imported when they are asked for.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from lightloop.testing.models import Probe, TinyClassifier, classification_batches, probe_batches
@@ -10,9 +12,12 @@ from lightloop.testing.recorder import Recorder
 from lightloop.testing.syncs import Sync, count_syncs
 
 if TYPE_CHECKING:
+    from lightloop.testing.accelerators import AcceleratorContract
     from lightloop.testing.contract import PluginContract, assert_order
+    from lightloop.testing.ranks import run_ranks, values_of
 
 __all__ = [
+    "AcceleratorContract",
     "PluginContract",
     "Probe",
     "Recorder",
@@ -22,12 +27,20 @@ __all__ = [
     "classification_batches",
     "count_syncs",
     "probe_batches",
+    "run_ranks",
+    "values_of",
 ]
+LATER = {
+    "AcceleratorContract": "accelerators",
+    "PluginContract": "contract",
+    "assert_order": "contract",
+    "run_ranks": "ranks",
+    "values_of": "ranks",
+}
+"""In which module those are that are imported when they are asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("PluginContract", "assert_order"):
-        from lightloop.testing import contract
-
-        return getattr(contract, name)
+    if name in LATER:
+        return getattr(importlib.import_module(f"lightloop.testing.{LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

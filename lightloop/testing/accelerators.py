@@ -184,7 +184,7 @@ def train(run: Run) -> dict[str, Any]:
         meter,
         Unlucky(run.case),
     ]
-    trainer = Trainer(plugins, **{**run.options, **run.more})  # type: ignore[arg-type]
+    trainer = Trainer(plugins, **{**run.options, **run.more})
     data: Any = DataLoader(samples(BATCHES * SIZE * run.ranks), batch_size=run.batch_size)
     if run.case in ("uneven", "endless"):
         own = list(DataLoader(samples(5 * SIZE), batch_size=SIZE))[: 5 if rank == 0 else 4]
