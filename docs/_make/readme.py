@@ -31,7 +31,7 @@ KINDS = {
     "data and evaluation": ("validation", "reload_data", "set_epoch", "seed", "shard_data", "in_step", "outputs"),
     "what is kept and shown": (
         *("checkpoint", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss", "progress"),
-        *("model_summary", "throughput", "device_stats", "profiler"),
+        *("model_summary", "throughput", "device_stats", "profiler", "trace"),
     ),
     "your own code": ("callbacks", "module_hooks", "old_names"),
 }

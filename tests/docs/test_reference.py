@@ -126,7 +126,7 @@ def test_every_public_class_and_function_says_what_it_is(module):
 def test_the_readme_lists_every_plugin():
     text = (DOCS.parent / "README.md").read_text()
     listed = re.findall(r"`(\w+)`", text.split("<!-- plugins -->")[1])
-    assert sorted(listed) == sorted(OURS), "run make pictures"
+    assert sorted(listed) == sorted(OURS), "run python docs/_make/readme.py"
 
 
 def test_every_link_of_the_pages_leads_somewhere():
