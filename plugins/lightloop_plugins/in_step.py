@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from lightloop import Limited, Loop, Plugin, World, hookimpl, option, size_of
 
 
@@ -13,7 +15,7 @@ class InStep(Plugin):
     """See to it that every rank makes the same steps.
 
     Data: ranks train on as many batches as the one that has the fewest; a warning says which one that is. Where lengths are
-    not known, they ask one another before each batch. A batch that is passed over, or a loss that is None, on one rank
+    not known, they ask one another before each batch. Batches that are cut into pieces must be cut into as many. A batch that is passed over, or a loss that is None, on one rank
     alone would leave the others waiting: it is an error, unless ``together`` is set. Then all ranks ask one another twice
     for each batch, and pass over one that any of them passes over.
     """
@@ -33,6 +35,8 @@ class InStep(Plugin):
     def setup(self, loop: Loop) -> None:
         if loop.world.size == 1:
             loop.leave_out(self)
+        elif not any(hasattr(type(other), "split_batch") for other in loop.plugins if other is not self):
+            loop.leave_out(self, "split_batch")
 
     @hookimpl(wrapper=True)
     def prepare_loader(self, loop: Loop, stage: str) -> Generator[None, Any, Any]:
@@ -46,6 +50,18 @@ class InStep(Plugin):
         reason = self._agreed(loop, loop.skip_batch_reason, "the batch is passed over")
         if reason is not None:
             loop.skip_batch(reason)
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def split_batch(self, loop: Loop) -> Generator[None, Any, Any]:
+        pieces = yield
+        count = len(pieces)
+        least, most = loop.world.reduce(torch.tensor([count, -count]), "min").tolist()
+        if least != -most:
+            raise ValueError(
+                f"the batch of rank {loop.world.rank} is cut into {count} pieces, and of other ranks into {least} to {-most}: "
+                "each rank must step equally often, so give all of them batches of one length"
+            )
+        return pieces
 
     @hookimpl(wrapper=True, tryfirst=True)
     def after_forward(self, loop: Loop) -> Generator[None, None, None]:

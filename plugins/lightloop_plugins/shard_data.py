@@ -19,7 +19,7 @@ class ShardData(Plugin):
 
     Batch size means that of one rank. In training every rank has as many samples: where the numbers do not divide, some of
     the first are taken again, or some of the last left out if the loader drops a last batch that is not full. Evaluation
-    reads each sample exactly once. A sampler of any kind is shared out, in the order that it gives, provided that it
+    reads each sample exactly once, and what ``predict`` returns on a rank is of its own part. A sampler of any kind is shared out, in the order that it gives, provided that it
     gives the same on all ranks; one that knows of ranks (it has ``num_replicas``) is left alone. What is not read by index,
     such as an iterable dataset or a list of batches, must itself give each rank what is the rank's own.
     """

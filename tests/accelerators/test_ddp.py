@@ -239,6 +239,42 @@ def test_c85_no_loss_on_one_rank_is_an_error_that_names_the_rule():
     assert max(first.seconds, second.seconds) < 15
 
 
+class Cut(Plugin):
+    name = "cut"
+
+    @hookimpl
+    def split_batch(self, loop):
+        return [loop.batch] * (2 + (loop.world.rank == 1 and loop.batch_idx == 1))
+
+
+def cut_differently():
+    trainer(Cut()).fit(Probe(), own(*range(10)))
+
+
+def test_batches_that_are_cut_into_other_numbers_of_pieces_are_an_error():
+    for rank, outcome in enumerate(run_ranks(cut_differently, 2)):
+        said = f"the batch of rank {rank} is cut into {2 + rank} pieces, and of other ranks into 2 to 3"
+        assert said in outcome.error
+
+
+def within():
+    """In a process group of the user's own, which is there for other purposes too."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    module = Probe()
+    for _ in range(2):
+        trainer().fit(module, own(1, 2))
+    number = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(number)
+    dist.destroy_process_group()
+    return module.w.item(), number.item()
+
+
+def test_a_process_group_of_the_users_is_used_and_left():
+    assert values_of(run_ranks(within, 2)) == [(-3.0, 1.0)] * 2
+
+
 def killed():
     class Dies(Probe):
         def training_step(self, batch, batch_idx):

@@ -104,7 +104,9 @@ class ProcessWorld(World):
     """The processes of one run; what they tell one another goes through a gloo group, so that no device waits for it.
 
     Every message says what it is about. Where ranks meet that are about different things, such as one that saves under
-    ``if rank == 0``, each of them raises a :class:`RankError` that has what all of them were doing.
+    ``if rank == 0``, each of them raises a :class:`RankError` that has what all of them were doing. Where one of them is in
+    a backward that reduces gradients meanwhile, because the other's call is inside its training_step, this is seen only
+    when the time is out.
     """
 
     def __init__(self, store: Store | None, timeout: timedelta, owns: bool) -> None:
@@ -206,9 +208,14 @@ class ProcessWorld(World):
             except RuntimeError:
                 return
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Leave the group; ranks that still wait for this one are told at once."""
         if not dist.is_initialized():
+            return
+        if failed and self.owns and self._direct:  # a device may be in a collective that never ends
+            abort = getattr(dist.distributed_c10d, "_abort_process_group", dist.destroy_process_group)
+            abort()
+            self.control = None
             return
         dist.destroy_process_group(None if self.owns else self.control)
         self.control = None  # gloo tells the others when nobody here holds it any more

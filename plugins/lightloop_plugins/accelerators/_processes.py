@@ -80,7 +80,7 @@ class Processes(Plugin):
     @hookimpl
     def teardown(self, loop: Loop) -> None:
         if isinstance(loop.world, ProcessWorld):
-            loop.world.close()
+            loop.world.close(self._failed)
             if self._failed:
                 loop.world.wait_until_known()
         if _launch.started():

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins.accelerators._distributed import DEVICES, NODES
+from lightloop_plugins.accelerators._distributed import DEVICES, NODES, environment
 
 
 class Devices(Plugin):
@@ -45,6 +45,8 @@ class Devices(Plugin):
         if self.nodes is not None:
             loop.stash[NODES] = self.nodes
         if self.devices in ("auto", -1):
+            if environment() is not None:  # a launcher has decided
+                return
             loop.stash[DEVICES] = torch.accelerator.device_count() if loop.device.type != "cpu" else 1
         elif self.devices is not None:
             loop.stash[DEVICES] = int(self.devices)
