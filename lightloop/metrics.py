@@ -124,6 +124,8 @@ class Metrics:
         return fetch({name: running.value() for name, running in self.step.items()})
 
     def _open(self, kept: dict[str, Running], name: str, reduce: Reduce) -> Running:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a metric's name must be text; it is {name!r}")
         if reduce not in REDUCES:
             raise ValueError(f"metric {name!r}: reduce must be one of {', '.join(REDUCES)}; it is {reduce!r}")
         running = kept[name] = Running(reduce)

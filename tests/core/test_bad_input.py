@@ -431,6 +431,8 @@ def test_what_cannot_be_logged():
     )
     assert logging(value=None) == "metric 'x' must be a number or a tensor of one element; it is NoneType"
     assert logging(value="high") == "metric 'x' must be a number or a tensor of one element; it is str"
+    assert logging(name="") == "a metric's name must be text; it is ''"
+    assert logging(name=3) == "a metric's name must be text; it is 3"
     assert logging(reduce="avg") == "metric 'x': reduce must be one of mean, sum, min, max, last; it is 'avg'"
 
 
