@@ -31,6 +31,9 @@ class Horovod(Plugin):
     passes: a window may then be of any length, its held batches send nothing, and what follows (unscaling, measuring,
     clipping) sees the gradients of all ranks. What it costs is that sending does not overlap with backward.
 
+    Under ``hvd.elastic.run``, a function that fits with ``resume="auto"`` goes on from the newest checkpoint with the
+    processes that are left when one is lost.
+
     Buffers that training changes, such as those of BatchNorm, are each rank's own; rank 0's are saved.
     """
 

@@ -63,6 +63,7 @@ class TestSpmd(InThisProcess):
 @undivided
 class TestSpmdSharded(InThisProcess):
     options = {**SPMD, "xla_spmd_shard_parameters": True}
+    exact_resume = False  # what is loaded is divided anew, and XLA adds up in another order: 2e-8
 
 
 def test_there_are_as_many_devices_as_were_asked_for():
