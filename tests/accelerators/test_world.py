@@ -93,6 +93,23 @@ def test_a_call_under_a_rank_guard_is_an_error_on_all_ranks():
         assert outcome.seconds < 10
 
 
+class GuardedStep(Probe):
+    def training_step(self, batch, loop):
+        if loop.world.rank == 0:
+            loop.world.barrier()
+        return batch * self.w
+
+
+def guarded_step():
+    Trainer(["-*", "ddp", "in_step"], ddp_timeout=20.0, skip_together=True).fit(GuardedStep(), [torch.tensor(1.0)])
+
+
+def test_inside_a_training_step_it_is_found_where_ranks_skip_together():
+    for outcome in run_ranks(guarded_step, 2):
+        assert "rank 0 is in barrier, called from test_world.py:" in outcome.error
+        assert outcome.seconds < 10
+
+
 def twice():
     return [asked(everything)["gather"] for _ in range(3)]
 

@@ -106,7 +106,7 @@ class ProcessWorld(World):
     Every message says what it is about. Where ranks meet that are about different things, such as one that saves under
     ``if rank == 0``, each of them raises a :class:`RankError` that has what all of them were doing. Where one of them is in
     a backward that reduces gradients meanwhile, because the other's call is inside its training_step, this is seen only
-    when the time is out.
+    when the time is out; with ``skip_together=True``, at once.
     """
 
     def __init__(self, store: Store | None, timeout: timedelta, owns: bool) -> None:
