@@ -61,7 +61,8 @@ def _same(value: Any) -> Any:
     return value
 
 
-@dataclass_transform(eq_default=False, field_specifiers=(option,))
+# Not field_specifiers=(option,): of a specifier, type checkers see no default that is positional.
+@dataclass_transform(eq_default=False)
 class Plugin:
     """The base of every feature. A subclass becomes a dataclass of its options, equal to itself alone.
 
