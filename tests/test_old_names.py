@@ -45,7 +45,7 @@ OPTIONS = {
 # where the old name asks for the default: what to set it apart from
 DIFFERENT = {
     "progress_bar_refresh_rate": {"enable_progress_bar": False},
-    **dict.fromkeys(("distributed_backend", "use_ddp", "use_ddp2"), {"strategy": "dp"}),
+    **{name: {"strategy": "dp"} for name in ("distributed_backend", "use_ddp", "use_ddp2")},
 }
 # options that mean nothing any more: options that are refused, and what the error says to write
 GONE = {
@@ -107,7 +107,8 @@ def test_every_old_backend_is_a_strategy(name):
 def test_a_backend_that_nobody_provides_is_an_error_with_those_that_there_are():
     with pytest.raises(ValueError, match=r"strategy \(ddp.kind\) must be 'auto', False, or one of ddp, dp, .*; it is 'ring'"):
         Trainer(strategy="ring")
-    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="must be 'auto', False, or one of"):
+    renamed = pytest.warns(DeprecationWarning, match="is now called 'strategy'")
+    with renamed, pytest.raises(ValueError, match="must be 'auto', False, or one of"):
         Trainer(distributed_backend="ring")
 
 

@@ -77,7 +77,7 @@ def test_without_frequencies_all_step_and_the_plugin_is_gone():
         name = "selects"
 
         @hookimpl
-        def before_epoch(self, loop):
+        def after_batch(self, loop):
             self.closure = loop.hook.select_optimizers.__closure__
 
     seen = selects()
