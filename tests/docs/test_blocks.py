@@ -147,7 +147,7 @@ def own_environment(folder: Path) -> dict[str, str]:
 
 def run(command: str, expected: list[str], folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     printed = iter(done.stdout.splitlines() + done.stderr.splitlines())
     for line in expected:
