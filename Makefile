@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture test-horovod test-xla lint types bench docs pictures clean
+.PHONY: help train test torture without test-horovod test-xla lint types bench docs pictures clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test-xla:  ## Run the tests of the xla device, and those of the core with its to
 # Not in `make test`: half an hour of runs that are killed at random and at every call to the file system.
 torture: $(STAMP)  ## Run the tests that kill and fail runs by the hundred
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m torture $(ARGS)
+
+without: $(STAMP)  ## Run the tests as if a plugin did not exist: make without NAME=clip
+	LIGHTLOOP_WITHOUT=$(NAME) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(STAMP)  ## Check style, format and the layers of imports
 	$(BIN)/ruff check
