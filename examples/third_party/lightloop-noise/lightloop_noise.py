@@ -1,0 +1,52 @@
+"""Add noise to the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lightloop import Loop, Plugin, hookimpl, option
+
+
+class Noise(Plugin):
+    """Add Gaussian noise of variance ``eta / (1 + step) ** gamma`` to each gradient.
+
+    Source: Neelakantan et al., Adding Gradient Noise Improves Learning for Very Deep Networks (2015).
+    """
+
+    name = "noise"
+    after = ("clip",)
+    works_with = ">=0.1"
+    disturbs = ("gradients", "parameters")
+
+    eta: float = option(0.0, "Variance of the noise at the first step; 0 is off.")
+    gamma: float = option(0.55, "How fast the variance falls with the steps.", enables=False)
+    seed: int = option(0, "Seed of the noise, which is drawn from a generator of its own.", enables=False)
+
+    def check(self) -> None:
+        if self.eta < 0:
+            raise self.refuse("eta", "a number from 0")
+        self._state: torch.Tensor | None = None
+
+    @hookimpl
+    def before_fit(self, loop: Loop) -> None:
+        self._state = torch.Generator().manual_seed(self.seed).get_state()
+
+    @hookimpl
+    def before_step(self, loop: Loop) -> None:
+        assert self._state is not None
+        generator = torch.Generator()  # made anew, since a generator does not pickle
+        generator.set_state(self._state)
+        deviation = (self.eta / (1 + loop.global_step) ** self.gamma) ** 0.5
+        for gradient in loop.gradients:
+            noise = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
+            gradient.add_(noise.to(gradient.device), alpha=deviation)
+        self._state = generator.get_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state = state["generator"]
