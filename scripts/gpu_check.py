@@ -32,6 +32,7 @@ class TestOne(AcceleratorContract):
     options = {"accelerator": KIND}  # noqa: RUF012
     tolerance = 1e-4
     timeout = 300.0
+    patience = 60.0
 
 
 @several

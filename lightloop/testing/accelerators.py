@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,8 +239,10 @@ class AcceleratorContract:
     """Whether a resumed run ends bit-equal to one that was not stopped; else, within the tolerance."""
     reduces: ClassVar[bool] = True
     """Whether gradients are reduced by collectives of torch.distributed, which can be counted."""
-    timeout: ClassVar[float] = 60.0
+    timeout: ClassVar[float] = 120.0
     """How many seconds a run may take."""
+    patience: ClassVar[float] = 60.0
+    """How many seconds a rank waits for the others, as ``options`` say; what ends sooner has not waited."""
     first_error: ClassVar[bool] = True
     """Whether ranks that end because of another one say what its error was."""
 
@@ -299,9 +300,8 @@ class AcceleratorContract:
             self.close(each["weights"], other["weights"], exact=self.exact_resume)
 
     def test_an_error_on_one_rank_ends_all_of_them(self) -> None:
-        began = time.monotonic()
         outcomes = self.run("raise")
-        assert time.monotonic() - began < self.timeout / 2
+        assert max(outcome.seconds for outcome in outcomes) < self.patience
         assert outcomes[-1].error is not None
         assert outcomes[-1].error.startswith("ValueError: rotten luck")
         for outcome in outcomes[:-1]:

@@ -34,7 +34,7 @@ class Outcome:
     trace: str = field(default="", repr=False)
 
 
-def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 60.0) -> list[Outcome]:
+def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 120.0) -> list[Outcome]:
     """Call ``function(*arguments)`` in ``size`` processes with the environment that torchrun sets.
 
     They are forked from a server that has imported torch and every plugin already, so that a call takes some

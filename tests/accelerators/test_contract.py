@@ -14,12 +14,12 @@ class TestCpu(AcceleratorContract):
 
 
 class TestDdp(AcceleratorContract):
-    options = {"strategy": "ddp", "ddp_timeout": 30.0}
+    options = {"strategy": "ddp", "ddp_timeout": 60.0}
     ranks = 2
 
 
 class TestFsdp(AcceleratorContract):
-    options = {"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 30.0}
+    options = {"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 60.0}
     ranks = 2
 
     def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(self):

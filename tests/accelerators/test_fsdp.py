@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 def trainer(*plugins, **options):
     return Trainer(
-        ["-*", "in_step", *plugins], **{"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 20.0, **options}
+        ["-*", "in_step", *plugins], **{"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 60.0, **options}
     )
 
 
@@ -145,7 +145,7 @@ def flushed(options):
 
 
 def test_a_window_whose_last_batch_has_no_loss_is_reduced_before_its_step():
-    options = {"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 20.0}
+    options = {"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 60.0}
     alone, steps = flushed({})
     assert steps == 1
     assert not torch.equal(alone["head.weight"], Blocks().state_dict()["head.weight"])
