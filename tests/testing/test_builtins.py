@@ -35,7 +35,7 @@ OPTIONS = {
 """With which they do what they are for; the rest needs none."""
 OTHERS = {"swa": ["duration"], "devices": ["ddp"]}
 TRAINER = {"swa": {"max_epochs": 2}}
-ELSEWHERE = {"cuda", "mps", "gpus", "horovod", "xla", "fsdp", "dp"}
+ELSEWHERE = {"cuda", "mps", "gpus", "horovod", "xla", "xla_spmd", "fsdp", "dp"}
 """They need hardware, or packages that not everybody has, to be run at all."""
 SEARCHES = {"batch_size_find", "lr_find"}
 """They run the fit several times over."""

@@ -183,7 +183,10 @@ FAULTS = {
     "misnamed": {"test_its_name_is_that_of_its_entry_point": "the plugin's name is 'misnamed', and the entry points"},
     "silent": {"test_every_option_has_help": "these options have no help that is a sentence: silent_mode"},
     "undocumented": {"test_it_says_what_it_is_for": "Undocumented has no docstring of its own"},
-    "forgets": {STATE: "load_state_dict(state) and then state_dict() must give the state again", RESUMED: "the state of"},
+    "forgets": {
+        STATE: "load_state_dict(state) and then state_dict() must give the state again",
+        RESUMED: "the state of",
+    },
     "objects": {STATE: "state_dict has what is no plain data: state['what'] is set", RESUMED: ""},
     "draws": {DISTURBS: "random"},
     "evals": {DISTURBS: "modes", LEAVES: "modes"},
