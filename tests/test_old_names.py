@@ -105,7 +105,9 @@ def test_every_old_backend_is_a_strategy(name):
 
 
 def test_a_backend_that_nobody_provides_is_an_error_with_those_that_there_are():
-    with pytest.raises(ValueError, match=r"strategy \(ddp.kind\) must be 'auto', False, or one of ddp, dp, .*; it is 'ring'"):
+    with pytest.raises(
+        ValueError, match=r"strategy \(ddp.kind\) must be 'auto', False, or one of ddp, dp, .*; it is 'ring'"
+    ):
         Trainer(strategy="ring")
     renamed = pytest.warns(DeprecationWarning, match="is now called 'strategy'")
     with renamed, pytest.raises(ValueError, match="must be 'auto', False, or one of"):
