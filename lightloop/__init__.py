@@ -7,6 +7,7 @@ from lightloop.data import Limited, batch_size, remade, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
+from lightloop.finite import elements, find_nonfinite
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
 from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
@@ -50,9 +51,11 @@ __all__ = [
     "bind_call",
     "defined",
     "discover",
+    "elements",
     "eval_loaders",
     "evaluate",
     "fetch",
+    "find_nonfinite",
     "frozen",
     "hookimpl",
     "hookspec",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, elements, hookimpl, option, parameters_of
 
 
 class GradNorm(Plugin):
@@ -78,7 +78,7 @@ class GradNorm(Plugin):
         norms = {self._called("total"): total}
         if self.per_parameter:
             named = {
-                self._called(self._names.get(id(parameter), f"unnamed_{index}")): _elements(parameter.grad)
+                self._called(self._names.get(id(parameter), f"unnamed_{index}")): elements(parameter.grad)
                 for index, parameter in enumerate(parameters_of(loop.optimizer))
                 if parameter.grad is not None
             }
@@ -95,8 +95,3 @@ def _over_ranks(norm: Any) -> Tensor:
     """A plain tensor; the norm of a gradient that is sharded is brought together."""
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
-
-
-def _elements(gradient: Tensor) -> Tensor:
-    """The values of which the norm is taken; those of a sparse gradient with each index once."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of
 
 WATCHED = ("loss", "grad", "param")
 
@@ -107,7 +106,7 @@ class Nonfinite(Plugin):
         found = loop.optimizer_idx in self._dirty and self.action in ("warn", "skip_step")
         if not found:
             bad = "grad" in self.watch and not loop.grad_norm(2.0).isfinite() and loop.skip_step_reason is None
-            found = self._event(loop, _name(_gradients(loop), "the gradient of") if bad else None)
+            found = self._event(loop, find_nonfinite(loop, "gradient") if bad else None)
         if found and self.action != "warn":
             loop.skip_step("something in its window was not finite")
 
@@ -116,7 +115,7 @@ class Nonfinite(Plugin):
         applied = yield
         parameters = [parameter.detach() for parameter in parameters_of(loop.optimizer)]
         bad = applied and not torch.nn.utils.get_total_norm(parameters).isfinite()
-        found = self._event(loop, _name(_parameters(loop), "the parameter") if bad else None)
+        found = self._event(loop, find_nonfinite(loop, "parameter") if bad else None)
         if found and self.action == "rewind":
             self._restore(loop)
             return False
@@ -188,23 +187,3 @@ class Nonfinite(Plugin):
 
 def _parts(loop: Loop) -> list[Any]:
     return [loop.module, *loop.optimizers, *(schedule.scheduler for schedule in loop.schedules)]
-
-
-def _parameters(loop: Loop) -> Iterator[tuple[str, Tensor]]:
-    names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
-    for parameter in parameters_of(loop.optimizer):
-        yield names.get(id(parameter), "that is not the module's"), parameter
-
-
-def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in _parameters(loop):
-        if (gradient := parameter.grad) is not None:
-            yield name, gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def _name(named: Iterable[tuple[str, Tensor]], what: str) -> str | None:
-    """Which tensor is not finite; None where the norm alone was too large for its type."""
-    for name, tensor in named:
-        if not tensor.isfinite().all():
-            return f"{what} {name} has {'NaN' if tensor.isnan().any() else 'infinity'} in it"
-    return None

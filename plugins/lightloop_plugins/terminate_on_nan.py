@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of
 
 CHECKS = ("loss", "grad", "param")
 
@@ -51,36 +50,17 @@ class TerminateOnNan(Plugin):
     @hookimpl
     def before_step(self, loop: Loop) -> None:
         bad = not loop.grad_norm(2.0).isfinite() and loop.skip_step_reason is None
-        self._end(loop, _first(_gradients(loop), "the gradient of") if bad else None)
+        self._end(loop, find_nonfinite(loop, "gradient") if bad else None)
 
     @hookimpl
     @torch.no_grad()
     def after_step(self, loop: Loop) -> None:
         parameters = parameters_of(loop.optimizer)
         bad = not torch.nn.utils.get_total_norm(parameters).isfinite()
-        self._end(loop, _first(_parameters(loop), "after the step, the parameter") if bad else None)
+        found = find_nonfinite(loop, "parameter") if bad else None
+        self._end(loop, f"after the step, {found}" if found else None)
 
     def _end(self, loop: Loop, found: str | None) -> None:
         (found,) = loop.world.agree(f"{found} at {loop.place()}" if found else None)
         if found:
             raise ValueError(f"terminate_on_nan: {found} (epochs and batches counted from 0)")
-
-
-def _parameters(loop: Loop) -> Iterator[tuple[str, Tensor]]:
-    names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
-    for parameter in parameters_of(loop.optimizer):
-        yield names.get(id(parameter), "that is not the module's"), parameter
-
-
-def _gradients(loop: Loop) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in _parameters(loop):
-        if (gradient := parameter.grad) is not None:
-            yield name, gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def _first(named: Iterable[tuple[str, Tensor]], what: str) -> str | None:
-    """Which tensor is not finite; None where the norm alone was too large for its type."""
-    for name, tensor in named:
-        if not tensor.isfinite().all():
-            return f"{what} {name} has {'NaN' if tensor.isnan().any() else 'infinity'} in it"
-    return None

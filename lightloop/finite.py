@@ -1,0 +1,40 @@
+"""Find the tensor in which NaN or infinity is, once something tells that there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from torch import Tensor
+
+from lightloop.loop import Loop
+from lightloop.optimizers import parameters_of
+
+
+def elements(gradient: Tensor) -> Tensor:
+    """The values of a gradient of which norms are taken: those of a sparse one with each index once."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def find_nonfinite(loop: Loop, kind: Literal["gradient", "parameter"]) -> str | None:
+    """Name the first gradient or parameter of the selected optimizer that is not finite, for people.
+
+    Each tensor that is looked at waits for the device: ask when a norm has told that there is something to find. None
+    means that all are finite, and that the norm alone was too large for its type.
+    """
+    for name, tensor in _named(loop, kind):
+        if not tensor.isfinite().all():
+            which = f"the gradient of {name}" if kind == "gradient" else f"the parameter {name}"
+            return f"{which} has {'NaN' if tensor.isnan().any() else 'infinity'} in it"
+    return None
+
+
+def _named(loop: Loop, kind: str) -> Iterator[tuple[str, Tensor]]:
+    names = {id(parameter): name for name, parameter in loop.module.named_parameters()}
+    for parameter in parameters_of(loop.optimizer):
+        tensor = parameter.grad if kind == "gradient" else parameter
+        if tensor is not None:
+            yield names.get(id(parameter), "that is not the module's"), elements(tensor)
+
+
+__all__ = ["elements", "find_nonfinite"]
