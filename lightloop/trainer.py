@@ -15,10 +15,11 @@ from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
 from lightloop.familiar import Familiar
 from lightloop.loop import Loop, Operations
-from lightloop.manager import Entry, Manager, Selection, from_environment
+from lightloop.manager import Manager
 from lightloop.metrics import fetch
 from lightloop.module import Module
 from lightloop.plugin import Plugin
+from lightloop.selection import Entry, Selection, from_environment
 from lightloop.state import Stage, Status
 from lightloop.steps import defined
 

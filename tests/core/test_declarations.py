@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lightloop import Plugin, PluginError, Trainer, discover, hookimpl, hookspec
-from lightloop.manager import Selection, from_environment
+from lightloop.selection import Selection, from_environment
 from lightloop.testing import Probe, probe_batches
 
 # ---------------------------------------------------------------------------------------------------------- versions

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightloop import PluginError, discover, discovery
-from lightloop.manager import Selection
+from lightloop.selection import Selection
 
 GOOD = """
 from lightloop import Plugin, option

@@ -3,7 +3,7 @@
 import pytest
 
 from lightloop import Found, Plugin, PluginError, option
-from lightloop.manager import Selection
+from lightloop.selection import Selection
 
 
 class plain(Plugin):

@@ -9,7 +9,8 @@ import pytest
 
 from lightloop import Found, OrderError, Plugin, PluginError, Trainer, hookimpl, hookspec, option
 from lightloop.loop import Operations
-from lightloop.manager import Manager, Selection
+from lightloop.manager import Manager
+from lightloop.selection import Selection
 
 
 def make(name: str, **attributes: Any) -> type[Plugin]:
