@@ -1,6 +1,7 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
-from lightloop.cadence import Every, seconds_of
+from lightloop.amounts import seconds_of
+from lightloop.cadence import Every
 from lightloop.callback import Callback
 from lightloop.containers import map_leaves
 from lightloop.data import Limited, batch_size, remade, size_of, with_is_last

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from lightloop.amounts import read_amount
+
 if TYPE_CHECKING:
     from lightloop.loop import Loop
 
-UNITS = {
-    "steps": ("step", "steps"),
-    "batches": ("batch", "batches"),
-    "epochs": ("epoch", "epochs"),
-    "seconds": ("s", "sec", "second", "seconds"),
-    "minutes": ("min", "minute", "minutes"),
-    "hours": ("h", "hour", "hours"),
-    "days": ("d", "day", "days"),
-}
-"""Each unit and the words that mean it."""
-WORDS = {word: unit for unit, words in UNITS.items() for word in words}
 FORMS = "a whole number of steps, text such as '10 epochs', '500 batches' or '15 min', a fraction of an epoch such as 0.25, a timedelta, a function of the loop, or a schedule {epoch: any of these}"
 
 
@@ -253,20 +243,17 @@ def _rule(when: object) -> _Rule:
         return _Predicate(when)
     if not isinstance(when, str):
         raise TypeError(f"when to act must be {FORMS}; {when!r} is {type(when).__name__}")
-    if ":" in when:
-        return _counted("seconds", seconds_of(when), when)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)?\s*([a-z]+)\s*", when.lower())
-    unit = WORDS.get(found[2]) if found else None
-    if found is None or unit is None:
+    amount = read_amount(when)
+    if amount is None:
         raise ValueError(f"when to act must be {FORMS}; it is {when!r}")
-    return _counted(unit, float(found[1] or 1), when)
+    return _counted(*amount, when)
 
 
 def _counted(unit: str, count: float, when: object) -> _Rule:
     if not 0 < count < math.inf:
         raise ValueError(f"when to act must be above 0; it is {when!r}")
-    if unit not in ("steps", "batches", "epochs"):
-        return _Seconds(timedelta(**{unit: count}).total_seconds())
+    if unit == "seconds":
+        return _Seconds(count)
     if unit == "epochs" and count < 1:
         return _Fraction(count)
     if count != int(count):
@@ -275,21 +262,4 @@ def _counted(unit: str, count: float, when: object) -> _Rule:
     return kind(int(count))
 
 
-def seconds_of(span: float | str | timedelta | Mapping[str, float]) -> float:
-    """A span of time in seconds: from seconds, ``"DD:HH:MM:SS"``, a timedelta, or its arguments in a mapping.
-
-    Raises:
-        TypeError, ValueError: if it is none of these.
-    """
-    if isinstance(span, str):
-        parts = re.fullmatch(r"(\d+):(\d{1,2}):(\d{1,2}):(\d{1,2})", span.strip())
-        if parts is None:
-            raise ValueError(f"a time in text must be 'DD:HH:MM:SS'; it is {span!r}")
-        days, hours, minutes, seconds = map(int, parts.groups())
-        return timedelta(days, seconds, 0, 0, minutes, hours).total_seconds()
-    if isinstance(span, Mapping):
-        return timedelta(**span).total_seconds()
-    return span.total_seconds() if isinstance(span, timedelta) else float(span)
-
-
-__all__ = ["Every", "seconds_of"]
+__all__ = ["Every"]

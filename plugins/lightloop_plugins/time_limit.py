@@ -21,7 +21,7 @@ class TimeLimit(Plugin):
 
     limit: int | float | str | timedelta | Mapping[str, float] | None = option(
         None,
-        "Train for at most so long: seconds, 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping.",
+        "Train for at most so long: seconds, '15 min', 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping.",
         flag="max_time",
     )
 
@@ -29,7 +29,8 @@ class TimeLimit(Plugin):
         try:
             self.seconds = seconds_of(self.limit)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
-            raise self.refuse("limit", "seconds, 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping") from error
+            forms = "seconds, text such as '15 min' or 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping"
+            raise self.refuse("limit", forms) from error
         if not self.seconds >= 0:
             raise self.refuse("limit", "a time from 0")
         self._before = 0.0

@@ -39,6 +39,7 @@ class Slow(Probe):
         (timedelta(seconds=25), 3),
         ({"seconds": 25}, 3),
         ({"minutes": 1, "seconds": 5}, 7),
+        ("25 s", 3),
         (1000, 10),
         (0, 0),
     ],
