@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
+from lightloop_plugins._handlers import Handlers
 
 REASON = "Ctrl-C"
 
 
 class Interrupt(Plugin):
     """End the fit after the batch when SIGINT comes, with status "interrupted"; the second one raises at once.
+
+    A pass of validation that is on is finished first, so that a resumed run has what an undisturbed one would have.
 
     A handler that the user has installed is called as well, first. The handler is put back however the fit ends. Only in
     the main thread can signals be handled; elsewhere, and where SIGINT is ignored, this plugin does nothing.
@@ -32,35 +31,29 @@ class Interrupt(Plugin):
     )
 
     def check(self) -> None:
+        self._handlers = Handlers()
         self._loop: Loop | None = None
-        self._before: Callable[[int, FrameType | None], Any] | int | None = None
         self._presses = 0
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
         self._presses, self._loop = 0, None
-        before = signal.getsignal(signal.SIGINT)
-        main_thread = threading.current_thread() is threading.main_thread()
-        if loop.stage == "fit" and main_thread and before not in (None, signal.SIG_IGN):
-            self._before, self._loop = before, loop
-            signal.signal(signal.SIGINT, self._handle)
+        if loop.stage == "fit":
+            self._loop = loop
+            self._handlers.install([signal.SIGINT], self._press)
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        if self._loop is None:
-            return
-        if signal.getsignal(signal.SIGINT) == self._handle:
-            signal.signal(signal.SIGINT, self._before)
-        self._loop = self._before = None
+        self._handlers.remove()
+        self._loop = None
         if self.reraise and self._presses and loop.status == "interrupted":
             raise KeyboardInterrupt(loop.stop_reason)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _press(self, number: int) -> None:
         self._presses += 1
-        if callable(self._before) and self._before is not signal.default_int_handler:
-            self._before(number, frame)
         if self._presses > 1 or self._loop is None:
             raise KeyboardInterrupt
         self._loop.interrupt(REASON)
+        until = "after this batch" if self._loop.evaluation is None else "when this pass of evaluation is over"
         # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\nCtrl-C: training ends after this batch; press it again to end it at once\n")
+        os.write(2, f"\n{REASON}: training ends {until}; press it again to end it at once\n".encode())

@@ -48,8 +48,23 @@ def test_the_first_ends_the_fit_after_the_batch(capfd):
     result = trainer.fit(module, probe_batches())
     assert (result.status, result.reason, result.global_step) == ("interrupted", "Ctrl-C", 3)
     assert module.w.item() == -6.0
-    assert "press it again" in capfd.readouterr().err
+    assert "training ends after this batch; press it again" in capfd.readouterr().err
     pickle.loads(pickle.dumps(trainer))
+
+
+def test_a_pass_of_validation_is_finished_first(capfd):
+    class PressedInValidation(Probe):
+        def validation_step(self, batch, batch_idx):
+            self.validated = batch_idx + 1
+            if batch_idx == 1:
+                press()
+
+    module = PressedInValidation()
+    result = Trainer([*BARE, "validation"], max_epochs=5, num_sanity_val_steps=0).fit(
+        module, probe_batches(), probe_batches(4)
+    )
+    assert (result.status, result.epoch, module.validated) == ("interrupted", 1, 4)
+    assert "training ends when this pass of evaluation is over; press" in capfd.readouterr().err
 
 
 def test_everybody_hears_of_it():
