@@ -14,6 +14,8 @@ RUN_DIR: Key[Path] = Key("run_dir.path")
 """The directory of the run, the same on every rank; in a fit from the first before_epoch on, otherwise from
 before_evaluation on. Whoever needs it says ``requires = ("run_dir",)``; where nobody does, none is made. Whoever knows
 which run is gone on with sets it before."""
+RUN_VERSION: Key[str] = Key("run_dir.version")
+"""The run's own name where the user has given none; whoever knows sets it in its setup, before the plugin ``run_dir``."""
 RUN_FOLDERS: Key[list[Path]] = Key("run_dir.folders")
 """The directories of the runs of this experiment that are there when a fit begins, the newest first."""
 
@@ -91,8 +93,8 @@ class RunDir(Plugin):
             if self._resumed is not None and Path(self._resumed) in self._folders(loop):
                 return Path(self._resumed)
         parent.mkdir(parents=True, exist_ok=True)
-        if self.version is not None:
-            return self._asked(parent)
+        if (version := self._version(loop)) is not None:
+            return _named(parent, version)
         number = 1 + max((number for number, _ in _versions(parent)), default=-1)
         while True:
             path = parent / f"version_{number}"
@@ -107,14 +109,18 @@ class RunDir(Plugin):
         root = Path(self.root or os.environ.get("LIGHTLOOP_RUNS") or "runs")
         return root / plain(self.run_name or type(loop.module).__name__)
 
-    def _asked(self, parent: Path) -> Path:
-        return parent / (f"version_{self.version}" if isinstance(self.version, int) else plain(str(self.version)))
+    def _version(self, loop: Loop) -> int | str | None:
+        return loop.stash.get(RUN_VERSION) if self.version is None else self.version
 
     def _folders(self, loop: Loop) -> list[Path]:
         parent = self._parent(loop)
-        if self.version is not None:
-            return [path for path in [self._asked(parent)] if path.is_dir()]
+        if (version := self._version(loop)) is not None:
+            return [path for path in [_named(parent, version)] if path.is_dir()]
         return [path for _, path in sorted(_versions(parent), reverse=True)]
+
+
+def _named(parent: Path, version: int | str) -> Path:
+    return parent / (f"version_{version}" if isinstance(version, int) else plain(version))
 
 
 def _versions(parent: Path) -> list[tuple[int, Path]]:

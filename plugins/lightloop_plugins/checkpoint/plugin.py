@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
-from lightloop import Every, Loop, Plugin, hookimpl, option
+from lightloop import Every, Key, Loop, Plugin, hookimpl, option
 from lightloop_plugins.checkpoint.content import Restoration, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
@@ -23,6 +23,10 @@ from lightloop_plugins.checkpoint.weights import FOLDER, load_module, load_path,
 from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
 
 log = logging.getLogger("lightloop")
+
+RESUME: Key[str] = Key("checkpoint.resume")
+"""From what to go on where the user has not said; whoever knows sets it in its setup, before the plugin ``checkpoint``. It is
+gone afterwards where the user has."""
 
 
 class Checkpoint(Plugin):
@@ -91,6 +95,7 @@ class Checkpoint(Plugin):
         self._saver: Saver | None = None
         self._found: Found | None = None
         self._restoration: Restoration | None = None
+        self._resume: str | None = None
         self._start: Any = None
         self._due = self._evaluated = self._exact = False
         self._best: float | None = None
@@ -103,6 +108,9 @@ class Checkpoint(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         self._forget()
+        self._resume = loop.stash.get(RESUME) if self.resume is None else str(self.resume)
+        if self.resume is not None and RESUME in loop.stash:
+            del loop.stash[RESUME]
         if loop.stage != "fit":
             loop.leave_out(self)
 
@@ -110,7 +118,7 @@ class Checkpoint(Plugin):
     def before_fit(self, loop: Loop) -> Generator[None, None, None]:
         if self._every is not None:
             self._every.start(loop)
-        if self.resume is not None:
+        if self._resume is not None:
             self._found = self._find(loop)
         if self._found is None:
             yield
@@ -135,8 +143,8 @@ class Checkpoint(Plugin):
         return found
 
     def _load(self, loop: Loop) -> Found | None:
-        if str(self.resume) != "auto":
-            return load_path(str(self.resume))
+        if self._resume != "auto":
+            return load_path(str(self._resume))
         places = [self.directory] if self.directory is not None else [path / FOLDER for path in loop.stash[RUN_FOLDERS]]
         for place in places:
             if (found := load_newest(folder_of(place))) is not None:
@@ -183,7 +191,7 @@ class Checkpoint(Plugin):
             return
         folder = folder_of(self.directory if self.directory is not None else loop.stash[RUN_DIR] / FOLDER)
         same = self._found is not None and self._found.folder.place == folder.place
-        asked = same and str(self.resume) != "auto"
+        asked = same and self._resume != "auto"
         saver = Saver(
             folder,
             self._run(folder.place),
@@ -204,7 +212,7 @@ class Checkpoint(Plugin):
             return new_run()
         found = self._found
         later = [name for name in found.folder.names() if name != found.name and name > found.name]
-        if str(self.resume) != "auto" and any(_of_run(found, name) for name in later):
+        if self._resume != "auto" and any(_of_run(found, name) for name in later):
             return new_run()
         return found.manifest.run
 
