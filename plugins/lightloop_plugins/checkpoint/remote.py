@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
@@ -48,17 +48,7 @@ class RemoteFolder(Folder):
             if self.fs.exists(base):  # left by a writer that died before it could commit
                 self.fs.rm(base, recursive=True)
             self.fs.makedirs(base, exist_ok=True)
-            files = {}
-            for file, parts in content.files().items():
-                digest, size = hashlib.sha256(), 0
-                with self.fs.open(f"{base}/{file}", "wb") as stream:
-                    for part in parts:
-                        digest.update(part)
-                        stream.write(part)
-                        size += part.nbytes
-                if self.fs.info(f"{base}/{file}")["size"] != size:
-                    raise OSError(f"{file} has not the {size} bytes that were written")
-                files[file] = (size, digest.hexdigest())
+            files = content.write(self, name)
             self.fs.pipe_file(f"{base}/{MANIFEST}", write_manifest(body, files))
         except BaseException as error:
             with contextlib.suppress(Exception):  # without a manifest it is no checkpoint
@@ -66,6 +56,17 @@ class RemoteFolder(Folder):
             if not isinstance(error, OSError):
                 raise
             raise CheckpointError(f"{self.describe(name)} is not saved: {error}. Older ones are untouched") from error
+
+    def put(self, place: str, file: str, parts: Iterable[memoryview]) -> tuple[int, str]:
+        path, digest, size = f"{self.root}/{place}/{file}", hashlib.sha256(), 0
+        with self.fs.open(path, "wb") as stream:
+            for part in parts:
+                digest.update(part)
+                stream.write(part)
+                size += part.nbytes
+        if self.fs.info(path)["size"] != size:
+            raise OSError(f"{file} has not the {size} bytes that were written")
+        return size, digest.hexdigest()
 
     def remove(self, name: str) -> None:
         self.fs.rm_file(f"{self.root}/{name}/{MANIFEST}")

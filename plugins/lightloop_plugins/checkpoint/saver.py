@@ -89,7 +89,7 @@ class Saver:
         return max(scored, key=lambda each: (each.score or 0.0, (-each.place[0], -each.place[1])), default=None)
 
     def _write(self, entry: Saved, content: Content, body: Mapping[str, Any]) -> None:
-        self.folder.write(entry.name, content, body)
+        content.save(self.folder, entry.name, body)
         self.failures = 0
         if not entry.name.startswith(PREFIX) or body.get("content") != "run":
             return

@@ -9,10 +9,10 @@ import shutil
 import socket
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -36,6 +36,8 @@ PREFIX = "step-"
 EXCEPTION = "exception-"
 """How the name of one begins that an error had made; it is not taken for the newest."""
 BAD, DEAD, TEMPORARY = ".bad-", ".dead-", ".tmp-"
+Shards = Literal["whole", "verified", "unread"]
+"""What becomes of tensors that several ranks have written: they are put together, or verified and read later, or read later."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,15 @@ class Content:
 
     def frozen(self) -> Content:
         """The same, in memory of its own on the CPU: training may go on."""
-        return Content(self.state, {n: t.detach().to("cpu", copy=True) for n, t in self.tensors.items()})
+        return replace(self, tensors={n: t.detach().to("cpu", copy=True) for n, t in self.tensors.items()})
+
+    def save(self, folder: Folder, name: str, body: Mapping[str, Any]) -> None:
+        """Add it to ``folder`` as the checkpoint ``name``."""
+        folder.write(name, self, body)
+
+    def write(self, folder: Folder, place: str) -> dict[str, tuple[int, str]]:
+        """Write the files into the directory ``place`` of ``folder``; the size and hash of each."""
+        return {file: folder.put(place, file, parts) for file, parts in self.files().items()}
 
     @property
     def size(self) -> int:
@@ -95,6 +105,10 @@ class Folder(ABC):
     @abstractmethod
     def write(self, name: str, content: Content, body: Mapping[str, Any]) -> None:
         """Add a checkpoint; it is complete and durable on return, and absent after an error."""
+
+    @abstractmethod
+    def put(self, place: str, file: str, parts: Iterable[memoryview]) -> tuple[int, str]:
+        """Write a new file, durably, into a directory that a checkpoint will be made of; its size and hash."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -208,10 +222,7 @@ class LocalFolder(Folder):
             if temporary.exists():
                 self.disk.remove(temporary)
             self.disk.mkdir(temporary)
-            files = {}
-            for file, parts in content.files().items():
-                digest = hashlib.sha256()
-                files[file] = (write_all(self.disk, temporary / file, parts, digest), digest.hexdigest())
+            files = content.write(self, temporary.name)
             write_all(self.disk, temporary / MANIFEST, [memoryview(write_manifest(body, files))], hashlib.sha256())
             self.disk.fsync_directory(temporary)
             self.disk.rename(temporary, self.path / name)
@@ -225,6 +236,10 @@ class LocalFolder(Folder):
             if not isinstance(error, OSError):
                 raise
             raise CheckpointError(f"{self.describe(name)} is not saved: {self._explain(error, content)}") from error
+
+    def put(self, place: str, file: str, parts: Iterable[memoryview]) -> tuple[int, str]:
+        digest = hashlib.sha256()
+        return write_all(self.disk, self.path / place / file, parts, digest), digest.hexdigest()
 
     def remove(self, name: str) -> None:
         dead = self.path / f"{DEAD}{name}-{os.getpid()}"
