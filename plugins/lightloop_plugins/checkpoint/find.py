@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import Manifest
+from lightloop_plugins.checkpoint.retention import score_of
 from lightloop_plugins.checkpoint.storage import Folder
 
 
@@ -21,11 +23,11 @@ class Found:
     state: Any
 
 
-def load_newest(folder: Folder, limit: int | None = None) -> Found | None:
+def load_newest(folder: Folder, limit: int | None = None, aside: bool = True) -> Found | None:
     """The newest checkpoint of ``folder`` whose every byte verifies; None where there is none at all.
 
     Newest is which has most steps, then most batches, among those of the run that wrote there last. A damaged one is named
-    in a warning, kept under a name that begins with ``.bad-``, and passed over.
+    in a warning, kept under a name that begins with ``.bad-`` (unless ``aside`` is False), and passed over.
 
     Raises:
         CheckpointError: if there are some and none verifies; it lists why. Nothing is renamed then.
@@ -37,13 +39,13 @@ def load_newest(folder: Folder, limit: int | None = None) -> Found | None:
             manifests[name] = folder.manifest(name)
         except CheckpointError as error:
             bad[name] = error
-    for name in _newest_first(manifests, folder):
+    for name in newest_first(manifests, folder):
         try:
             manifest, state = folder.load(name, limit)
         except CheckpointError as error:
             bad[name] = error
             continue
-        _set_aside(folder, bad)
+        _pass_over(folder, bad, aside)
         return Found(folder, name, manifest, state)
     if manifests and not bad:
         raise CheckpointError(
@@ -68,17 +70,49 @@ def load_one(folder: Folder, name: str, limit: int | None = None) -> Found:
     return Found(folder, name, *folder.load(name, limit))
 
 
-def _newest_first(manifests: dict[str, Manifest], folder: Folder) -> list[str]:
+def load_best(folder: Folder) -> Found:
+    """The checkpoint with the best score, among those of the run that wrote in ``folder`` last.
+
+    Raises:
+        CheckpointError: if there is none with a score, or it is damaged.
+    """
+    manifests = {}
+    for name in folder.names():
+        with contextlib.suppress(CheckpointError):
+            manifests[name] = folder.manifest(name)
+    oldest_first = reversed(newest_first(manifests, folder))  # of equal scores, the older one is the better
+    scored = [(score, name) for name in oldest_first if (score := _score(manifests[name])) is not None]
+    if not scored:
+        raise CheckpointError(
+            f"none of the {len(manifests)} checkpoints in {folder.place} has a score: Trainer(monitor='val_loss') ranks them "
+            "by that metric; without it, give the path of a checkpoint"
+        )
+    return load_one(folder, max(scored, key=lambda each: each[0])[1])
+
+
+def monitored(manifest: Manifest) -> tuple[str, str] | None:
+    """The metric by which the run ranks its checkpoints, and whether it is better at its "min" or "max"."""
+    options = manifest.body.get("options", {}).get("checkpoint", {})
+    monitor, mode = str(options.get("monitor")), str(options.get("mode"))
+    return (monitor[1:-1], mode.strip("'")) if monitor[:1] in ("'", '"') else None
+
+
+def _score(manifest: Manifest) -> float | None:
+    by = monitored(manifest)
+    return None if by is None else score_of(manifest, *by)
+
+
+def newest_first(manifests: dict[str, Manifest], folder: Folder) -> list[str]:
     """The checkpoints of the run that wrote last; where nobody knows which that was, of the one that came furthest."""
     ranked = sorted(manifests, key=lambda name: (manifests[name].place, name), reverse=True)
     run = folder.last_run() or (manifests[ranked[0]].run if ranked else None)
     return [name for name in ranked if manifests[name].run == run]
 
 
-def _set_aside(folder: Folder, bad: dict[str, CheckpointError]) -> None:
+def _pass_over(folder: Folder, bad: dict[str, CheckpointError], aside: bool) -> None:
     for name, error in bad.items():
         try:
-            kept = f"it is kept as {folder.set_aside(name)}"
+            kept = f", it is kept as {folder.set_aside(name)}" if aside else ""
         except Exception as failure:
-            kept = f"it cannot be renamed: {failure}"
-        warnings.warn(f"{error}; passed over, {kept}", stacklevel=4)
+            kept = f", it cannot be renamed: {failure}"
+        warnings.warn(f"{error}; passed over{kept}", stacklevel=4)

@@ -7,6 +7,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ def describe_run(loop: Loop) -> dict[str, Any]:
     """Versions, plugins in their order, options, metrics, and all else on which the bits of a result depend."""
     numbers = fetch(loop.metrics.latest)
     return {
+        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "counters": {"epoch": loop.epoch, "batch_idx": loop.batch_idx, "global_step": loop.global_step},
         "metrics": {name: value if math.isfinite(value) else None for name, value in numbers.items()},
         "plugins": [[plugin.key, type(plugin).__module__, type(plugin).state_version] for plugin in loop.plugins],
