@@ -42,7 +42,9 @@ def listing():
     found = plugins()
     kinds = dict(KINDS)
     machines = [
-        name for name, plugin in found.items() if plugin.group in ("accelerator", "strategy") or name == "devices"
+        name
+        for name, plugin in found.items()
+        if plugin.group in ("accelerator", "strategy") or name in ("devices", "slurm")
     ]
     kinds["devices and processes"] = tuple(machines)
     listed = {name for names in kinds.values() for name in names}

@@ -1,0 +1,59 @@
+"""Handle signals for the time of a run; what plugins that do so share."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Handlers:
+    """Has ``handle(number)`` called when one of some signals comes, until :meth:`remove` puts back what there was.
+
+    A handler that the user has installed is called as well, first. Where a plugin has handled a signal, the next one to
+    install its own takes its place for as long. In a thread that is not the main one, and for signals that are ignored,
+    nothing is installed.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Callable[[int], None] | None = None
+        self._before: dict[int, Handler | int | None] = {}
+        self._users: dict[int, Handler] = {}
+
+    def install(self, numbers: Iterable[int], handle: Callable[[int], None]) -> None:
+        """Begin; ``handle`` must do no more than what is safe between any two lines of Python."""
+        self.remove()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._handle = handle
+        for number in numbers:
+            before = signal.getsignal(number)
+            if before in (None, signal.SIG_IGN):
+                continue
+            self._before[number] = before
+            other = getattr(before, "__self__", None)
+            user = other._users.get(number) if isinstance(other, Handlers) else before
+            if callable(user) and user is not signal.default_int_handler:
+                self._users[number] = user
+            signal.signal(number, self._call)
+
+    def known_to_user(self, number: int) -> bool:
+        """Whether the user has installed a handler for the signal."""
+        return number in self._users
+
+    def remove(self) -> None:
+        """Put back what there was, except where somebody has installed another handler since."""
+        before, self._before, self._users, self._handle = self._before, {}, {}, None
+        for number, handler in before.items():
+            if signal.getsignal(number) == self._call:
+                signal.signal(number, handler)
+
+    def _call(self, number: int, frame: FrameType | None) -> None:
+        if (user := self._users.get(number)) is not None:
+            user(number, frame)
+        if self._handle is not None:
+            self._handle(number)
