@@ -1,5 +1,6 @@
 """What ranks tell one another, and what happens where they are out of step."""
 
+import os
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe
 from lightloop.testing.ranks import run_ranks, values_of
-from lightloop_plugins.accelerators._distributed import environment, first_host
+from lightloop_plugins.accelerators._distributed import environment, first_host, node_address
 
 pytestmark = pytest.mark.processes
 
@@ -125,8 +126,6 @@ def too_few():
 
 
 def alone():
-    import os
-
     if os.environ["RANK"] == "1":
         return None
     return too_few()
@@ -158,7 +157,25 @@ def test_launchers_are_known_by_their_environment():
 
 @pytest.mark.parametrize(
     ("hosts", "first"),
-    [("n1", "n1"), ("n[1-2]", "n1"), ("node-a[007,9-11],other", "node-a007"), ("a,b[1-2]", "a")],
+    [
+        ("n1", "n1"),
+        ("n[1-2]", "n1"),
+        ("node-a[007,9-11],other", "node-a007"),
+        ("a,b[1-2]", "a"),
+        ("r[2,4]n[1-2].c,d", "r2n1.c"),
+    ],
 )
 def test_the_first_host_of_a_list(hosts, first):
     assert first_host(hosts) == first
+
+
+def test_a_node_that_no_name_server_knows_is_where_slurm_says(tmp_path, monkeypatch):
+    assert node_address("localhost") == "localhost"
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "NodeName=$3 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=$3"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hosts = {"SLURM_STEP_NODELIST": "nowhere[3-4].invalid", "SLURM_JOB_ID": "2"}
+    place = environment({**SLURM, **hosts})
+    assert (place.address, place.port) == ("10.0.0.7", 10062)
+    assert environment({**SLURM, **hosts, "SLURM_RESTART_COUNT": "1"}).port == 10063
+    assert environment({**SLURM, **hosts, "MASTER_ADDR": "a"}).address == "a"

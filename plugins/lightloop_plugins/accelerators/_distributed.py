@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 import zlib
@@ -76,11 +79,11 @@ def environment(environ: Mapping[str, str] = os.environ) -> Place | None:
         )
     if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:  # a batch script has no such step
         hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-        port = 10000 + number("SLURM_JOB_ID") * 31 % 20000 + number("SLURM_STEP_ID") % 100
+        start = number("SLURM_JOB_ID") * 31 + number("SLURM_RESTART_COUNT")  # the port of before may still be taken
+        port = 10000 + start % 20000 + number("SLURM_STEP_ID") % 100
+        where = environ.get("MASTER_ADDR") or node_address(first_host(hosts))
         size = number("SLURM_STEP_NUM_TASKS")
-        return Place(
-            number("SLURM_PROCID"), number("SLURM_LOCALID"), size, "srun", *at("srun", first_host(hosts), port)
-        )
+        return Place(number("SLURM_PROCID"), number("SLURM_LOCALID"), size, "srun", *at("srun", where, port))
     if "OMPI_COMM_WORLD_SIZE" in environ:
         size = number("OMPI_COMM_WORLD_SIZE")
         alone = number("OMPI_COMM_WORLD_LOCAL_SIZE", size) == size
@@ -91,9 +94,22 @@ def environment(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def first_host(hosts: str) -> str:
-    """The first of a list of hosts as SLURM writes it, ``node[01-03,7],other``."""
-    found = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
-    return "".join(part or "" for part in found.groups()) if found else hosts
+    """The first of a list of hosts as SLURM writes it, ``node[01-03,7].cluster,other``."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0] if first else hosts)
+
+
+@functools.cache
+def node_address(name: str) -> str:
+    """Where the SLURM node is: its ``name``, or where no name server knows that, the address that SLURM itself has."""
+    with contextlib.suppress(OSError):
+        socket.getaddrinfo(name, None)
+        return name
+    with contextlib.suppress(OSError):
+        shown = subprocess.run(["scontrol", "show", "node", name, "-o"], capture_output=True, text=True, check=False)
+        if found := re.search(r"\bNodeAddr=(\S+)", shown.stdout):
+            return found[1]
+    return name
 
 
 class RankError(RuntimeError):
