@@ -9,6 +9,7 @@ from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
 from lightloop.finite import elements, find_nonfinite
+from lightloop.gradients import scale_
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
 from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
@@ -20,7 +21,7 @@ from lightloop.seeding import seed_everything
 from lightloop.stash import Key, Stash
 from lightloop.steps import Step, bind, bind_call, defined
 from lightloop.trainer import Result, Trainer
-from lightloop.window import Window, scale_
+from lightloop.window import Window
 from lightloop.world import World
 
 __all__ = [

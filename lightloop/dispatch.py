@@ -47,15 +47,31 @@ class Relay(Hooks):
         for caller in self._manager.get_hookcallers(plugin) or ():
             self._rebuild(caller)
 
+    @property
+    def idle(self) -> set[str]:
+        """The hooks in which nothing is to be done: each tells, and nobody wants to know."""
+        return {name for name, caller in self._callers() if self._tells(caller) and not self._impls(name, caller)} - {
+            *CLEAN_UP
+        }
+
+    @property
+    def own(self) -> dict[str, Callable[..., Any]]:
+        """The loop's own answer for each hook that nobody else answers, surrounds or watches."""
+        found = {name: self._own_answer(caller, self._impls(name, caller)) for name, caller in self._callers()}
+        return {name: function for name, function in found.items() if function is not None}
+
     def rebuild(self, watch: Watch | None = None, watch_wrapper: Watch | None = None) -> None:
         """Compile every hook again: after plugins were registered or taken out, or to have each call watched.
 
         ``watch_wrapper`` is given the generator functions of wrappers, and gives one.
         """
         self._watch, self._watch_wrapper = watch, watch_wrapper
-        for caller in vars(self._manager.hook).values():
-            if isinstance(caller, pluggy.HookCaller):
-                self._rebuild(caller)
+        for _, caller in self._callers():
+            self._rebuild(caller)
+
+    def _callers(self) -> list[tuple[str, pluggy.HookCaller]]:
+        callers = vars(self._manager.hook).values()
+        return [(each.name, each) for each in callers if isinstance(each, pluggy.HookCaller) and each.has_spec()]
 
     def _rebuild(self, caller: pluggy.HookCaller) -> None:
         if caller.has_spec():
@@ -141,21 +157,29 @@ class Relay(Hooks):
 
     def _compile(self, name: str, caller: pluggy.HookCaller) -> Callable[..., Any]:
         assert caller.spec is not None
-        impls = [i for i in caller.get_hookimpls()[::-1] if not self._has_left(i.plugin, name)]
-        tells = caller.spec.function.__annotations__.get("return", "") in (None, "None")
-        if (
-            len(impls) == 1
-            and impls[0].plugin_name == OWN
-            and impls[0].argnames == caller.spec.argnames
-            and not self._watch
-        ):
-            return impls[0].function
+        impls, tells = self._impls(name, caller), self._tells(caller)
+        if (own := self._own_answer(caller, impls)) is not None:
+            return own
         plain = [impl for impl in impls if not impl.wrapper]
         functions = [self._function(name, impl) for impl in plain]
         call = _plain(name, caller.spec.argnames, plain, functions, caller.spec.opts, tells)
         for impl in reversed([impl for impl in impls if impl.wrapper]):
             call = _around(name, impl, self._function(name, impl), call)
         return call
+
+    def _impls(self, name: str, caller: pluggy.HookCaller) -> list[Any]:
+        """Those that are called, in order."""
+        return [impl for impl in caller.get_hookimpls()[::-1] if not self._has_left(impl.plugin, name)]
+
+    def _tells(self, caller: pluggy.HookCaller) -> bool:
+        assert caller.spec is not None
+        return caller.spec.function.__annotations__.get("return", "") in (None, "None")
+
+    def _own_answer(self, caller: pluggy.HookCaller, impls: list[Any]) -> Callable[..., Any] | None:
+        """What can be called straight: the loop's own answer, where it is the only one."""
+        assert caller.spec is not None
+        alone = len(impls) == 1 and impls[0].plugin_name == OWN and impls[0].argnames == caller.spec.argnames
+        return impls[0].function if alone and not self._watch else None
 
     def _function(self, name: str, impl: Any) -> Callable[..., Any]:
         """What is called for ``impl``: its function, in which failures are caught and calls are watched if that is asked for."""

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightloop.data import with_is_last
+from lightloop.gradients import Weight, differentiate, scale_, seed_for, total_norm
 from lightloop.hookspecs import hookimpl
 from lightloop.optimizers import Setup, needs_closure, read_setup
 from lightloop.state import State
 from lightloop.steps import bind, defined
-from lightloop.window import Weight, Window, closure, remember, scale_, seed_for
+from lightloop.tailor import tailored
+from lightloop.window import Window, closure, remember
 
 
 class Loop(State):
@@ -30,31 +31,37 @@ class Loop(State):
         self.prepare_fit()
         hook.before_fit(loop=self)
         while not self.should_stop() and hook.epochs_remain(loop=self):
-            done, self.epoch_finished = self.total_batches - self.batch_idx, False
-            hook.before_epoch(loop=self)
-            for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
-                self.train_batch()
-                ends = self.should_stop() or self.end_epoch_reason
-                self.epoch_finished = self.is_last_batch or self.end_epoch_reason is not None
-                if not self.epoch_finished:
-                    hook.between_batches(loop=self)
-                if ends:
-                    break
-            else:
-                self.epoch_finished = True
-            self.close_open_windows()
-            hook.after_epoch(loop=self)
-            if self.stepped:
-                self.metrics.step = {}
-            self._stop_if_empty(self.total_batches - done)
-            self.end_epoch_reason = None
-            if self.epoch_finished:
-                self.epoch, self.batch_idx = self.epoch + 1, 0
-                self.should_stop()
-                hook.between_batches(loop=self)
+            self.__class__ = tailored(Loop, hook)
+            self.train_epoch()
         self.status = "interrupted" if self.interrupt_reason else "stopped" if self.stop_reason else "finished"
         if self.interrupt_reason:
             hook.on_interrupt(loop=self)
+
+    def train_epoch(self) -> None:
+        """Train on the batches of one epoch, until they are over or somebody asks for an end."""
+        hook = self.hook
+        done, self.epoch_finished = self.total_batches - self.batch_idx, False
+        hook.before_epoch(loop=self)
+        for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
+            self.train_batch()
+            ends = (self.asked or self.world.size > 1) and (self.should_stop() or self.end_epoch_reason)
+            self.epoch_finished = self.is_last_batch or self.end_epoch_reason is not None
+            if not self.epoch_finished:
+                hook.between_batches(loop=self)
+            if ends:
+                break
+        else:
+            self.epoch_finished = True
+        self.close_open_windows()
+        hook.after_epoch(loop=self)
+        if self.stepped:
+            self.metrics.step = {}
+        self._stop_if_empty(self.total_batches - done)
+        self.end_epoch_reason = None
+        if self.epoch_finished:
+            self.epoch, self.batch_idx = self.epoch + 1, 0
+            self.should_stop()
+            hook.between_batches(loop=self)
 
     def train_batch(self) -> None:
         """Train on one batch: forward, backward and, where its window closes, a step."""
@@ -89,8 +96,11 @@ class Loop(State):
 
     def run_forward(self) -> None:
         """Run the module on the piece and read what it returned."""
-        self.output = self.hook.forward(loop=self)
-        self.loss, self.weight = read_output(self.output, wanted=self.optimizer_idx is not None)
+        self.output = output = self.hook.forward(loop=self)
+        if type(output) is Tensor and output.ndim == 0 and output.requires_grad and self.optimizer_idx is not None:
+            self.loss, self.weight = output, None  # as nearly always; there is nothing to check
+        else:
+            self.loss, self.weight = read_output(output, wanted=self.optimizer_idx is not None)
         self.hook.after_forward(loop=self)
 
     def run_backward(self) -> None:
@@ -224,13 +234,12 @@ class Operations:
 
     @hookimpl
     def backward(self, loop: Loop) -> bool:
-        loop.loss.backward(loop.seed)  # type: ignore[union-attr]
+        differentiate(loop.loss, loop.seed, loop._seeds)  # type: ignore[arg-type]
         return True
 
     @hookimpl
     def grad_norm(self, loop: Loop, norm_type: float) -> Tensor:
-        elements = [grad.coalesce().values() if grad.is_sparse else grad for grad in loop.gradients]
-        return torch.nn.utils.get_total_norm([each for each in elements if each.numel()], norm_type)
+        return total_norm(loop.gradients, norm_type)
 
     @hookimpl
     def step(self, loop: Loop) -> bool:

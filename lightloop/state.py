@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 
 from lightloop.data import batch_size, check_loader, size_of
 from lightloop.dispatch import Relay
+from lightloop.gradients import Weight
 from lightloop.metrics import Metrics, Number, Reduce, Running
 from lightloop.optimizers import Schedule
 from lightloop.plugin import Plugin
 from lightloop.stash import Stash
 from lightloop.steps import Argument, Step
-from lightloop.window import Weight, Window
+from lightloop.window import Window
 from lightloop.world import World
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class State:
         """Whether training ends at this batch boundary, by request."""
         self.replaying = False
 
+        self.asked = False
+        """Whether this process may have asked for an end: of training, or of the epoch."""
         self.stop_reasons: list[str] = []
         self.interrupt_reason: str | None = None
         self.end_epoch_reason: str | None = None
@@ -112,6 +115,7 @@ class State:
 
     def stop(self, reason: str) -> None:
         """Ask for the end of training at the next batch boundary; minimums may delay it, nothing loses it."""
+        self.asked = True
         if reason not in self.stop_reasons:
             self.stop_reasons.append(reason)
 
@@ -123,10 +127,12 @@ class State:
     def interrupt(self, reason: str) -> None:
         """Ask for the end of training at the next batch boundary, whatever the minimums say."""
         self.interrupt_reason = self.interrupt_reason or reason
+        self.asked = True
 
     def end_epoch(self, reason: str) -> None:
         """Ask for the end of this epoch after this batch; it counts as finished, and the next one follows."""
         self.end_epoch_reason = self.end_epoch_reason or reason
+        self.asked = True
 
     def skip_step(self, reason: str) -> None:
         """Ask, from before_step, that the step is not taken; the window's gradient is dropped."""
@@ -190,7 +196,7 @@ class State:
     def find_gradients(self) -> list[Tensor]:
         """The gradients that the selected optimizer's parameters have now."""
         groups = self.optimizer.param_groups
-        return [parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None]
+        return [grad for group in groups for parameter in group["params"] if (grad := parameter.grad) is not None]
 
     # ------------------------------------------------------------------------------------------------------ logging
 

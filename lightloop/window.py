@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lightloop.gradients import Weight, scale_
+
 if TYPE_CHECKING:
     from lightloop.loop import Loop
     from lightloop.world import World
-
-Weight = int | float | Fraction | Tensor
 
 CONTEXT = (
     "batch",
@@ -82,31 +82,6 @@ class Window:
         self.batches = self.contributions = self.weight = 0
         self.weighted = False
         self.moments = []
-
-
-def seed_for(loss: Tensor, weight: Weight, planned: int, cache: dict[Any, Tensor]) -> Tensor | None:
-    """The gradient with which backward begins: ``weight / planned``; None where that is one.
-
-    ``cache`` keeps the seeds that are plain numbers, so that none is copied to a device twice.
-    """
-    if isinstance(weight, Tensor):
-        return (weight.detach() / planned).to(loss).reshape(loss.shape)
-    factor = float(weight) / planned
-    if factor == 1.0:
-        return None
-    key = (factor, loss.dtype, loss.device, loss.shape)
-    if key not in cache:
-        cache[key] = torch.full_like(loss, factor, requires_grad=False)
-    return cache[key]
-
-
-def scale_(gradients: list[Tensor], factor: float | Tensor) -> None:
-    """Multiply ``gradients`` in place by one number, without reading it."""
-    if isinstance(factor, float) and factor == 1.0:
-        return
-    with torch.no_grad():
-        for gradient in gradients:
-            gradient.mul_(factor.to(gradient.device, gradient.dtype) if isinstance(factor, Tensor) else factor)
 
 
 def closure(loop: Loop) -> Callable[[], Tensor]:
