@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture without test-horovod test-xla lint types bench docs pictures clean
+.PHONY: help train test torture without test-horovod test-xla test-slurm lint types bench docs pictures clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ test-horovod:  ## Run the tests of the horovod strategy
 test-xla:  ## Run the tests of the xla device, and those of the core with its torch
 	@python=$$(PYTHON=$(PYTHON) bash scripts/xla_env.sh) && export OMP_NUM_THREADS=1 PJRT_DEVICE=CPU && \
 		$$python -m pytest tests/xla $(ARGS) && $$python -m pytest tests/core $(ARGS)
+
+# The tests start a cluster of their own on this machine, and are passed over where SLURM's programs are not installed.
+test-slurm: $(STAMP)  ## Run the tests on a cluster of SLURM
+	LIGHTLOOP_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slurm $(ARGS)
 
 # Not in `make test`: half an hour of runs that are killed at random and at every call to the file system.
 torture: $(STAMP)  ## Run the tests that kill and fail runs by the hundred
