@@ -130,11 +130,17 @@ class ProcessWorld(World):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = 0 if place is None else place.local_rank
         self.store, self.owns = store, owns
-        self.control: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._timeout, self._groups = timeout, [dist.new_group(backend="gloo", timeout=timeout)]
+        self.control: Any = self._groups[0]
         backends = str(dist.get_backend_config()).split(",")
         self._direct = {
             kind for kind, _, engine in (each.partition(":") for each in backends) if kind != "cpu" and engine
         }
+
+    def new_group(self) -> Any:
+        """A gloo group of these processes, for whoever talks while others do; all ranks ask for it together."""
+        self._groups.append(dist.new_group(backend="gloo", timeout=self._timeout))
+        return self._groups[-1]
 
     def meet(self, what: str, *numbers: int) -> list[int]:
         """The least of each of up to six numbers, over all ranks, once all of them are here for the same purpose."""
@@ -231,10 +237,13 @@ class ProcessWorld(World):
         if failed and self.owns and self._direct:  # a device may be in a collective that never ends
             abort = getattr(dist.distributed_c10d, "_abort_process_group", dist.destroy_process_group)
             abort()
-            self.control = None
-            return
-        dist.destroy_process_group(None if self.owns else self.control)
-        self.control = None  # gloo tells the others when nobody here holds it any more
+        elif self.owns:
+            dist.destroy_process_group()
+        else:
+            for group in self._groups:
+                dist.destroy_process_group(group)
+        self.control = None
+        self._groups = []  # gloo tells the others when nobody here holds it any more
 
 
 def join(backend: str, timeout: timedelta, alive: Callable[[], None] = lambda: None) -> ProcessWorld:

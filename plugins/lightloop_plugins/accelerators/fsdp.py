@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lightloop import Loop, defined, hookimpl, needs_closure, option, scale_
+from lightloop_plugins._sharding import SHARDING
+from lightloop_plugins.accelerators._distributed import ProcessWorld
 from lightloop_plugins.accelerators._processes import Processes
 
 MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
@@ -36,12 +38,11 @@ class Fsdp(Processes):
     do not divide into as many, some count twice, with a warning.
 
     When the run ends well, the module has whole, plain parameters again, the same on each rank; meanwhile,
-    :func:`whole_state` gives them. The plugin ``checkpoint`` does not write sharded runs yet: leave it out by
-    ``enable_checkpointing=False``.
+    :func:`whole_state` gives them. Each rank writes its own part of a checkpoint, and reads from it what is its part then,
+    whatever the number of ranks that wrote it.
     """
 
     name = "fsdp"
-    conflicts = ("checkpoint",)
 
     blocks: tuple[str, ...] | list[str] = option(
         (), "Names of the classes whose modules are sharded each by itself.", enables=False
@@ -72,6 +73,8 @@ class Fsdp(Processes):
             inner = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             policy = replace(inner, cast_forward_inputs=False)  # training_step has the batch as it is
         mesh = init_device_mesh(loop.device.type, (loop.world.size,))
+        assert isinstance(loop.world, ProcessWorld)
+        loop.stash[SHARDING] = Parts(self, loop.module, mesh, loop.world.new_group())
         for part in modules:
             fully_shard(part, mesh=mesh, mp_policy=policy if part is loop.module else inner)
         for name in STEPS:
@@ -122,6 +125,58 @@ class Fsdp(Processes):
         assert isinstance(module, FSDPModule)
         module.set_requires_gradient_sync(on)
         self._synced = on
+
+
+@dataclass
+class Parts:
+    """The parts that a rank has of a run, for whoever saves them."""
+
+    plugin: Fsdp
+    module: nn.Module
+    mesh: Any
+    group: Any
+
+    def prepare(self) -> None:
+        """Let the parameters be the parts; after an evaluation, some are still gathered."""
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+    def waiting(self) -> dict[str, Tensor]:
+        """The gradients that held backwards have left unsharded, by the names of their parameters."""
+        found = {}
+        for name, parameter in self._parameters():
+            gradient = parameter.unsharded_accumulated_grad
+            if gradient is None and hasattr(parameter, "_unsharded_param"):
+                gradient = parameter._unsharded_param.grad
+            if gradient is not None:
+                found[name] = gradient
+        return found
+
+    def set_waiting(self, gradients: dict[str, Tensor]) -> None:
+        """Put back what :meth:`waiting` gave, where torch would have left it."""
+        self.plugin._waiting = bool(gradients)
+        if not gradients:
+            return
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):  # what holds the gradient is made when it is first gathered
+                part.unshard()
+                part.reshard()
+        for name, parameter in self._parameters():
+            if name in gradients:
+                whole, gradient = parameter._unsharded_param, gradients[name].clone().to(self.mesh.device_type)
+                if gradient.dtype == whole.dtype:
+                    whole.grad = gradient
+                else:
+                    parameter.unsharded_accumulated_grad = gradient
+
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                for group in part._get_fsdp_state()._fsdp_param_groups:
+                    for parameter in group.fsdp_params:
+                        yield names[id(parameter.sharded_param)], parameter
 
 
 def _like(step: Callable[..., Any], gathering: Callable[..., Any]) -> Callable[..., Any]:

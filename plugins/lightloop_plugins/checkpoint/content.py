@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from fractions import Fraction
@@ -11,11 +12,19 @@ import torch
 from torch import Tensor
 
 from lightloop import Loop, Plugin, Running, Window
+from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import model
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.positions import position
 from lightloop_plugins.checkpoint.random_state import take_global
+from lightloop_plugins.checkpoint.saver import Saver
+from lightloop_plugins.checkpoint.shards import Stored
+from lightloop_plugins.checkpoint.storage import Content
+from lightloop_plugins.checkpoint.tensors import raw
+from lightloop_plugins.checkpoint.tree import Encoded, encode, mapped, to_json
 
+OWN_PARTS = ("buffers", "extra", "generators")
+"""Parts of the module's state that a rank may have otherwise than rank 0."""
 COUNTERS = ("epoch", "batch_idx", "total_batches", "total_pieces", "global_step", "skipped_steps")
 _BOUND = re.compile("[a-z_]+=")
 """How a stop is worded that comes from an option's value, ``max_steps=10 reached``: it is found again, or was raised."""
@@ -29,16 +38,41 @@ def take(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
         loop: the run, between two batches.
         start: what decided the order of the epoch, as it was before its first batch.
     """
+    if (sharding := loop.stash.get(SHARDING)) is not None:
+        sharding.prepare()
+    module = model.take_module(loop)
+    plugins = {plugin.key: take_plugin(plugin) for plugin in loop.plugins}
     own = take_rank(loop, start)
+    if loop.world.size > 1:
+        own["differs"] = _differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
     return {
-        "module": model.take_module(loop),
+        "module": module,
         "optimizers": model.take_optimizers(loop),
         "schedulers": model.take_schedulers(loop),
-        "plugins": {plugin.key: take_plugin(plugin) for plugin in loop.plugins},
+        "plugins": plugins,
         "counters": {**{name: getattr(loop, name) for name in COUNTERS}, "optimizer_steps": list(loop.optimizer_steps)},
         "stop_reasons": [] if loop.stopping else [each for each in loop.stop_reasons if not _BOUND.match(each)],
-        "ranks": loop.world.gather(own) if loop.world.size > 1 else [own],
+        "ranks": _gather(loop, own),
     }
+
+
+def ready(loop: Loop, tree: Any) -> Content:
+    """``tree``, read through, for whichever kind of saver :func:`saver_for` gives."""
+    sharding = loop.stash.get(SHARDING)
+    if sharding is None:
+        return Content.of(tree)
+    from lightloop_plugins.checkpoint.sharded import SharedContent  # torch.distributed, which few runs need
+
+    return SharedContent.shared(tree, sharding)
+
+
+def saver_for(loop: Loop) -> type[Saver]:
+    """What saves on this rank."""
+    if loop.world.is_main:
+        return Saver
+    from lightloop_plugins.checkpoint.sharded import Follower
+
+    return Follower
 
 
 def take_rank(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -46,6 +80,7 @@ def take_rank(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "windows": [_take_window(window) for window in loop.windows],
         "gradients": {name: p.grad for name, p in model.parameters(loop).items() if p.grad is not None},
+        "waiting": sharding.waiting() if (sharding := loop.stash.get(SHARDING)) else {},
         "metrics": _take_metrics(loop),
         "loader": position(loop.train_loader, loop.batch_idx, start),
         "random": take_global(),
@@ -69,17 +104,20 @@ class Restoration:
     """
 
     def __init__(self, loop: Loop, state: Mapping[str, Any], what: str) -> None:
-        self.loop, self.state = loop, state
+        self.loop, self.sharding = loop, loop.stash.get(SHARDING)
+        if self.sharding is not None:
+            self.sharding.prepare()
         try:
             self.rank = state["ranks"][loop.world.rank if len(state["ranks"]) == loop.world.size else 0]
-            model.check_module(loop, state["module"], what)
-            model.check_optimizers(loop, state["optimizers"], what)
-            model.check_schedulers(loop, state["schedulers"], what)
-            self._check_counters(what)
+            self.state = {**state, "ranks": [self.rank]}
+            self._take_back_own()
+            self._check(what)
+            if _is_stored(self.state):
+                from lightloop_plugins.checkpoint.sharded import read_all
+
+                self.state = read_all(self.state, self.sharding)
+                (self.rank,) = self.state["ranks"]
             self.plugins = self._migrated(what)
-            every = model.parameters(loop)
-            own = {name: every[name] for name in self.rank["gradients"]}
-            model.check_tensors(self.rank["gradients"], own, "gradient", what)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{what} lacks a part or has it in another form: {error!r}") from error
 
@@ -96,7 +134,7 @@ class Restoration:
     def finish(self) -> None:
         """All of it, when every plugin is ready: what they set in before_fit is as it was; gradients come last."""
         self.apply()
-        loop, every = self.loop, model.parameters(self.loop)
+        loop = self.loop
         for plugin in loop.plugins:
             if plugin.key in self.plugins:
                 try:
@@ -109,9 +147,37 @@ class Restoration:
         _apply_metrics(loop, self.rank["metrics"])
         for window, saved in zip(loop.windows, self.rank["windows"], strict=True):
             _apply_window(window, saved, loop.device)
-        for name, parameter in every.items():
-            saved = self.rank["gradients"].get(name)
+        self._apply_gradients()
+
+    def _take_back_own(self) -> None:
+        """Put in place what this rank had otherwise than rank 0; it was left out where it was the same."""
+        differs = self.rank.get("differs", {})
+        module = {part: {**self.state["module"][part], **differs.get(part, {})} for part in OWN_PARTS}
+        self.state["module"] = {**self.state["module"], **module}
+        self.state["plugins"] = {**self.state["plugins"], **differs.get("plugins", {})}
+
+    def _check(self, what: str) -> None:
+        model.check_module(self.loop, self.state["module"], what)
+        model.check_optimizers(self.loop, self.state["optimizers"], what)
+        model.check_schedulers(self.loop, self.state["schedulers"], what)
+        self._check_counters(what)
+        every = model.parameters(self.loop)
+        for kind in ("gradients", "waiting"):
+            saved = self.rank.get(kind, {})
+            model.check_tensors(saved, {name: every[name] for name in saved}, "gradient", what)
+
+    def _apply_gradients(self) -> None:
+        """Those that were reduced go to their parameters, and those that were not to whoever waits with them."""
+        gradients, waiting = self.rank["gradients"], dict(self.rank.get("waiting", {}))
+        for name, parameter in model.parameters(self.loop).items():
+            saved = gradients.get(name)
+            if self.sharding is not None and saved is not None and not hasattr(saved, "to_local"):
+                waiting[name], saved = saved, None  # of a run in which nothing was split: this rank's own
+            elif self.sharding is None and name in waiting:
+                saved = waiting[name] if saved is None else saved + waiting[name]
             parameter.grad = None if saved is None else saved.clone().to(parameter.device)
+        if self.sharding is not None:
+            self.sharding.set_waiting(waiting)
 
     def _check_counters(self, what: str) -> None:
         counters = self.state["counters"]
@@ -137,6 +203,46 @@ class Restoration:
                 state = type(plugin).migrate_state(state, version)
             states[plugin.key] = state
         return states
+
+
+def _gather(loop: Loop, own: dict[str, Any]) -> list[Any]:
+    """What each rank has of its own; where each writes it itself, the tensors of others stay with them."""
+    if loop.world.size == 1:
+        return [own]
+    if SHARDING not in loop.stash:
+        return loop.world.gather(own)
+    encoded = encode(own, {}, ("ranks", str(loop.world.rank)))
+    ranks: list[Any] = [Encoded(each) for each in loop.world.gather(encoded)]
+    ranks[loop.world.rank] = own
+    return ranks
+
+
+def _differing(loop: Loop, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What in ``parts`` is not on this rank as it is on rank 0."""
+    digests = {(part, name): _digest(value) for part, values in parts.items() for name, value in values.items()}
+    main = loop.world.broadcast(digests)
+    return {
+        part: {name: value for name, value in values.items() if main.get((part, name)) != digests[part, name]}
+        for part, values in parts.items()
+    }
+
+
+def _digest(value: Any) -> str:
+    """A hash of all in it but split tensors, which are one tensor of all ranks."""
+    tensors: dict[str, Tensor] = {}
+    digest = hashlib.sha256(to_json(encode(value, tensors)))
+    for tensor in tensors.values():
+        if tensor.numel() and not hasattr(tensor, "to_local"):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(raw(tensor).numpy().data)
+    return digest.hexdigest()
+
+
+def _is_stored(tree: Any) -> bool:
+    """Whether values in it have not been read yet."""
+    found: list[bool] = []
+    mapped(tree, lambda value: found.append(True) if isinstance(value, Stored) else None)
+    return bool(found)
 
 
 def _take_window(window: Window) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import Manifest
 from lightloop_plugins.checkpoint.retention import score_of
-from lightloop_plugins.checkpoint.storage import Folder
+from lightloop_plugins.checkpoint.storage import Folder, Shards
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Found:
     state: Any
 
 
-def load_newest(folder: Folder, limit: int | None = None, aside: bool = True) -> Found | None:
+def load_newest(folder: Folder, limit: int | None = None, aside: bool = True, shards: Shards = "whole") -> Found | None:
     """The newest checkpoint of ``folder`` whose every byte verifies; None where there is none at all.
 
     Newest is which has most steps, then most batches, among those of the run that wrote there last. A damaged one is named
@@ -41,7 +41,7 @@ def load_newest(folder: Folder, limit: int | None = None, aside: bool = True) ->
             bad[name] = error
     for name in newest_first(manifests, folder):
         try:
-            manifest, state = folder.load(name, limit)
+            manifest, state = folder.load(name, limit, shards)
         except CheckpointError as error:
             bad[name] = error
             continue
@@ -61,13 +61,13 @@ def load_newest(folder: Folder, limit: int | None = None, aside: bool = True) ->
     return None
 
 
-def load_one(folder: Folder, name: str, limit: int | None = None) -> Found:
+def load_one(folder: Folder, name: str, limit: int | None = None, shards: Shards = "whole") -> Found:
     """The checkpoint ``name`` of ``folder`` and no other.
 
     Raises:
         CheckpointError: if it is absent or damaged.
     """
-    return Found(folder, name, *folder.load(name, limit))
+    return Found(folder, name, *folder.load(name, limit, shards))
 
 
 def load_best(folder: Folder) -> Found:

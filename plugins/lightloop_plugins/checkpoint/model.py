@@ -62,7 +62,7 @@ def apply_module(loop: Loop, state: Mapping[str, Any]) -> None:
     """Put back what :func:`take_module` took, into the tensors that are there."""
     with torch.no_grad():
         for name, parameter in parameters(loop).items():
-            parameter.copy_(state["parameters"][name])
+            parameter.copy_(split_as(state["parameters"][name], parameter))
             parameter.requires_grad_(state["requires_grad"][name])
         for name, buffer in loop.module.named_buffers():
             buffer.copy_(state["buffers"][name])
@@ -132,8 +132,9 @@ def check_optimizers(loop: Loop, states: list[Any], what: str) -> None:
 def apply_optimizers(loop: Loop, states: list[Any]) -> None:
     """Put back what :func:`take_optimizers` took, with the types that it had."""
     for optimizer, saved in zip(loop.optimizers, states, strict=True):
-        optimizer.load_state_dict(cloned(saved["state"]))
-        _retype(optimizer, saved["state"]["state"])
+        state = _split(optimizer, cloned(saved["state"]))
+        optimizer.load_state_dict(state)
+        _retype(optimizer, state["state"])
 
 
 def take_schedulers(loop: Loop) -> list[dict[str, Any]]:
@@ -172,6 +173,25 @@ def cloned(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(cloned(part) for part in value)
     return value
+
+
+def split_as(value: Tensor, like: Tensor) -> Tensor:
+    """``value``, split over the ranks as ``like`` is; where nothing is split, itself."""
+    if not hasattr(like, "to_local"):
+        return value
+    from lightloop_plugins.checkpoint.sharded import placed
+
+    return placed(value, like)
+
+
+def _split(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` with what is of a parameter's shape split as that parameter is."""
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, its in state["state"].items():
+        for name, value in its.items() if isinstance(its, dict) else ():
+            if isinstance(value, Tensor) and value.shape == every[index].shape:
+                its[name] = split_as(value, every[index])
+    return state
 
 
 def _retype(optimizer: Optimizer, saved: Mapping[int, Any]) -> None:

@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from lightloop import Every, Key, Loop, Plugin, hookimpl, option
-from lightloop_plugins.checkpoint.content import Restoration, take
+from lightloop_plugins._sharding import SHARDING
+from lightloop_plugins.checkpoint.content import Restoration, ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.positions import Resumed, epoch_start, innermost, kind_of
@@ -139,15 +140,15 @@ class Checkpoint(Plugin):
         if loop.world.size > 1:
             chosen = loop.world.broadcast(None if found is None else (found.folder.place, found.name))
             if chosen is not None and found is None:
-                found = load_one(folder_of(chosen[0]), chosen[1])
+                found = load_one(folder_of(chosen[0]), chosen[1], shards="unread")
         return found
 
     def _load(self, loop: Loop) -> Found | None:
         if self._resume != "auto":
-            return load_path(str(self._resume))
+            return load_path(str(self._resume), shards="verified")
         places = [self.directory] if self.directory is not None else [path / FOLDER for path in loop.stash[RUN_FOLDERS]]
         for place in places:
-            if (found := load_newest(folder_of(place))) is not None:
+            if (found := load_newest(folder_of(place), shards="verified")) is not None:
                 return found
         log.info("resume='auto': there is no checkpoint yet, training begins")
         return None
@@ -187,12 +188,14 @@ class Checkpoint(Plugin):
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
-        if self._saver is not None or not self.enabled or not loop.world.is_main:
+        split = SHARDING in loop.stash  # then every rank writes
+        if self._saver is not None or not self.enabled or not (loop.world.is_main or split):
             return
-        folder = folder_of(self.directory if self.directory is not None else loop.stash[RUN_DIR] / FOLDER)
+        place = os.fspath(self.directory if self.directory is not None else loop.stash[RUN_DIR] / FOLDER)
+        folder = folder_of(loop.world.broadcast(place) if split else place)
         same = self._found is not None and self._found.folder.place == folder.place
         asked = same and self._resume != "auto"
-        saver = Saver(
+        saver = saver_for(loop)(
             folder,
             self._run(folder.place),
             self.last,
@@ -254,7 +257,7 @@ class Checkpoint(Plugin):
     def _save(self, loop: Loop, exact: bool = True) -> None:
         self._place = (loop.global_step, loop.total_batches)
         failure: Exception | None = None
-        content = Content.of(self._content(loop))
+        content = ready(loop, self._content(loop))
         if self._saver is not None:
             try:
                 self.last_path = self._write(loop, self._saver, content, exact)
@@ -274,7 +277,7 @@ class Checkpoint(Plugin):
             state = take(loop, self._start)
         return {**state, "hparams": take_hyperparameters(loop.module)}
 
-    def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool) -> str:
+    def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool) -> str | None:
         body = {
             "step": loop.global_step,
             "batch": loop.total_batches,
@@ -291,7 +294,7 @@ class Checkpoint(Plugin):
             )
         score = None if value is None else value if self.mode == "max" else -value
         name = saver.save(content, body, score, PREFIX if exact else EXCEPTION)
-        return f"{saver.folder.place}/{name}"
+        return f"{saver.folder.place}/{name}" if loop.world.is_main else None
 
     # --------------------------------------------------------------------------------------------------- ways out
 

@@ -44,6 +44,9 @@ class Saver:
         """Become the writer of the folder, and find what the run has in it."""
         self.folder.open(self.run)
         self.saved = find_saved(self.folder, self.run, self.monitor, self.mode)
+        self._start()
+
+    def _start(self) -> None:
         self._pool = ThreadPoolExecutor(1, "checkpoint") if self.threaded else None
         self._flying: Future[None] | None = None
 

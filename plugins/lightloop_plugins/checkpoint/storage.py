@@ -28,6 +28,7 @@ from lightloop_plugins.checkpoint.manifest import (
     read_manifest,
     write_manifest,
 )
+from lightloop_plugins.checkpoint.shards import INDEX, Source, read_index
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 from lightloop_plugins.checkpoint.tree import MAX_JSON, decode, encode, from_json, to_json
 
@@ -48,10 +49,20 @@ class Content:
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, tree: Any) -> Content:
-        """Read ``tree`` through; whatever cannot be stored is refused by its path."""
+    def of(cls, tree: Any, split: bool = False) -> Content:
+        """Read ``tree`` through; whatever cannot be stored is refused by its path.
+
+        Args:
+            tree: the state.
+            split: whether tensors may be split over several ranks (DTensor).
+        """
         tensors: dict[str, Tensor] = {}
         state = to_json(encode(tree, tensors))
+        for name, tensor in tensors.items():
+            if hasattr(tensor, "to_local") and not split:
+                raise CheckpointError(
+                    f"{name} is one rank's share of a tensor: store it whole, as full_tensor() gives it"
+                )
         if len(state) > MAX_JSON:
             raise CheckpointError(
                 f"the state needs {len(state)} bytes beside its tensors, and {MAX_JSON} can be read back: "
@@ -152,12 +163,13 @@ class Folder(ABC):
             )
         return manifest
 
-    def load(self, name: str, limit: int | None = None) -> tuple[Manifest, Any]:
+    def load(self, name: str, limit: int | None = None, shards: Shards = "whole") -> tuple[Manifest, Any]:
         """The state in a checkpoint, every byte of it verified first.
 
         Args:
             name: which one.
             limit: refuse more bytes than that.
+            shards: what becomes of tensors that several ranks have written.
 
         Raises:
             CheckpointError: if it is damaged, too large, or of a form that is not known.
@@ -168,9 +180,29 @@ class Folder(ABC):
             raise CheckpointError(
                 f"{what} has {manifest.size} bytes where at most {limit} are expected for this module: is it of another one?"
             )
-        data = {file: self._verified(name, file, *manifest.files[file]) for file in manifest.files}
+        data = {file: self._verified(name, file, *manifest.files[file]) for file in (TENSORS, STATE)}
         tensors = from_bytes(data[TENSORS], f"{TENSORS} of {what}")
-        return manifest, decode(from_json(bytes(data[STATE]), f"{STATE} of {what}"), tensors)
+        if INDEX in manifest.files:
+            stored = self._stored(name, manifest).all()
+            if twice := sorted(stored.keys() & tensors.keys()):
+                raise CheckpointError(f"{what} is damaged or not Lightloop's: it has {twice[0][:100]} twice")
+            tensors |= stored
+        for file in manifest.files:
+            if file not in data and shards == "verified":
+                self._verified(name, file, *manifest.files[file])
+        state = decode(from_json(bytes(data[STATE]), f"{STATE} of {what}"), tensors)
+        if shards != "whole" or INDEX not in manifest.files:
+            return manifest, state
+        from lightloop_plugins.checkpoint.sharded import read_all
+
+        return manifest, read_all(state, None)
+
+    def _stored(self, name: str, manifest: Manifest) -> Source:
+        def read(file: str) -> Mapping[str, Tensor]:
+            return from_bytes(self._verified(name, file, *manifest.files[file]), f"{file} of {self.describe(name)}")
+
+        data = bytes(self._verified(name, INDEX, *manifest.files[INDEX]))
+        return Source(read_index(data, manifest.files, f"{INDEX} of {self.describe(name)}"), read)
 
     def verify(self, name: str) -> Manifest:
         """Read every byte of a checkpoint and compare it with its manifest."""

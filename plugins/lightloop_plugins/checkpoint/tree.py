@@ -26,18 +26,34 @@ _MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter:
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-def encode(tree: Any, tensors: dict[str, Tensor]) -> Any:
+class Encoded:
+    """A part of a tree that :func:`encode` has gone through already, perhaps in another process."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def encode(tree: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
     """``tree`` as what JSON can hold; its tensors go to ``tensors`` under the path at which they are.
 
     Raises:
         CheckpointError: if something in it is neither a container, a number, a string nor a tensor; it names the path.
     """
-    return _encode(tree, (), tensors)
+    return _encode(tree, path, tensors)
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The tree that :func:`encode` made ``value`` of."""
     return _decode(value, tensors, 0)
+
+
+def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """``tree`` with ``leaf`` of everything in it that is no container."""
+    if isinstance(tree, dict):
+        return type(tree)({key: mapped(part, leaf) for key, part in tree.items()})
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(mapped(part, leaf) for part in tree)
+    return leaf(tree)
 
 
 def to_json(value: Any) -> bytes:
@@ -83,6 +99,8 @@ def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> An
         return {MARK: type(value).__name__, "v": str(value)}
     if type(value) in _MAPPINGS:
         return _encode_mapping(value, path, tensors)
+    if isinstance(value, Encoded):
+        return value.value
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple, torch.Size):
         items = [_encode(item, (*path, str(index)), tensors) for index, item in enumerate(value)]
         return items if type(value) is list else {MARK: "tuple", "v": items}
@@ -106,10 +124,9 @@ def _encode_mapping(value: Mapping[Any, Any], path: tuple[str, ...], tensors: di
 
 
 def _encode_tensor(value: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    odd = value.layout is not torch.strided or value.is_quantized or value.device.type == "meta"
-    if odd or hasattr(value, "to_local"):  # a DTensor is one rank's share
+    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
         raise CheckpointError(
-            f"{_show(path)}: a tensor must be dense, whole and have values to be stored; this {type(value).__name__} is "
+            f"{_show(path)}: a tensor must be dense and have values to be stored; this {type(value).__name__} is "
             f"{value.layout} on {value.device}"
         )
     name = _show(path)

@@ -19,7 +19,7 @@ from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.manifest import is_name
 from lightloop_plugins.checkpoint.remote import folder_of
-from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX
+from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Shards
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 from lightloop_plugins.checkpoint.tree import encode
 
@@ -35,7 +35,7 @@ write_safetensors(plain_weights(found, sys.argv[1]), sys.argv[2])
 """
 
 
-def load_path(place: str | os.PathLike[str]) -> Found:
+def load_path(place: str | os.PathLike[str], shards: Shards = "whole") -> Found:
     """The checkpoint at ``place``, or the newest one in it where it is a folder of them or of a run.
 
     Raises:
@@ -44,9 +44,9 @@ def load_path(place: str | os.PathLike[str]) -> Found:
     text = os.fspath(place).rstrip("/")
     parent, _, name = text.rpartition("/")
     if name.startswith((PREFIX, EXCEPTION)) and is_name(name):
-        return load_one(folder_of(parent or "."), name)
+        return load_one(folder_of(parent or "."), name, shards=shards)
     for folder in (text, f"{text}/{FOLDER}"):
-        if (found := load_newest(folder_of(folder))) is not None:
+        if (found := load_newest(folder_of(folder), shards=shards)) is not None:
             return found
     raise CheckpointError(f"there is no checkpoint at {text}: give the path of one, or of a folder of them")
 
