@@ -9,7 +9,7 @@ from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
 from lightloop.finite import elements, find_nonfinite
-from lightloop.gradients import scale_
+from lightloop.gradients import clip_norm_, scale_, total_norm
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
 from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
@@ -51,6 +51,7 @@ __all__ = [
     "batch_size",
     "bind",
     "bind_call",
+    "clip_norm_",
     "defined",
     "discover",
     "elements",
@@ -73,5 +74,6 @@ __all__ = [
     "seconds_of",
     "seed_everything",
     "size_of",
+    "total_norm",
     "with_is_last",
 ]

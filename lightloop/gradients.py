@@ -5,6 +5,7 @@ Everything here gives what torch's own functions give, bit for bit; what is spar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -57,6 +58,21 @@ def total_norm(gradients: list[Tensor], norm_type: float) -> Tensor:
         return norm
     elements = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
     return torch.nn.utils.get_total_norm([each for each in elements if each.numel()], norm_type)
+
+
+def clip_norm_(parameters: Iterable[Tensor], limit: float, norm: Tensor) -> Tensor:
+    """Scale the gradients of ``parameters``, whose norm is ``norm``, down to ``limit``, and return the norm that they then have.
+
+    What :func:`torch.nn.utils.clip_grads_with_norm_` does, save that nothing is scaled by a norm that is not finite.
+    """
+    finite = norm.nan_to_num(0.0, 0.0, 0.0)
+    factor = (limit / (finite + 1e-6)).clamp(max=1.0)
+    gradients = [grad for parameter in parameters if (grad := parameter.grad) is not None]
+    if _alike(gradients):
+        torch._foreach_mul_(gradients, factor)
+    else:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, finite)
+    return norm * factor
 
 
 def scale_(gradients: list[Tensor], factor: float | Tensor) -> None:

@@ -90,18 +90,19 @@ class Metrics:
 
         Logged for both step and epoch, the epoch's metric is called ``<name>_epoch``.
         """
-        # The path of a scalar tensor that is logged in each batch makes as few calls as can be.
+        # What is logged in each batch comes this way: as few calls as can be.
         # A copy, since `loss += penalty` or a step that moves a logged parameter would change what was logged.
         value = value.detach().clone() if type(value) is Tensor and value.ndim == 0 else _scalar(name, value)
         if step:
-            (self.step.get(name) or self._open(self.step, name, reduce)).add(value, weight)
+            kept = self.step
+            (kept[name] if name in kept else self._open(kept, name, reduce)).add(value, weight)
         if epoch:
-            whole = f"{name}_epoch" if step else name
-            (self.epoch.get(whole) or self._open(self.epoch, whole, reduce)).add(value, weight)
+            kept, whole = self.epoch, f"{name}_epoch" if step else name
+            (kept[whole] if whole in kept else self._open(kept, whole, reduce)).add(value, weight)
         if bar:
             self.on_bar.add(name)
         self.latest[name] = value
-        self.updates[name] = self.updates.get(name, 0) + 1
+        self.updates[name] = self.updates[name] + 1 if name in self.updates else 1
 
     def put(self, name: str, value: Number) -> None:
         """Set the latest value of a metric."""

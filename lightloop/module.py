@@ -56,7 +56,7 @@ class Module(nn.Module):
 
     def log(self, name: str, value: Number, **how: Any) -> None:
         """Log a metric; see :meth:`lightloop.Loop.log` for the options."""
-        self.loop.log(name, value, **how)
+        (self._loop or self.loop).log(name, value, **how)
 
     def log_dict(self, metrics: Mapping[str, Number], **how: Any) -> None:
         """Log several metrics with the same options."""

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, needs_closure, option, parameters_of
+from lightloop import Loop, Plugin, clip_norm_, hookimpl, needs_closure, option, parameters_of
 
 
 class Clip(Plugin):
@@ -66,13 +66,12 @@ class Clip(Plugin):
     @hookimpl
     def before_step(self, loop: Loop) -> None:
         assert self.limit is not None
-        parameters = [parameter for parameter in parameters_of(loop.optimizer) if parameter.grad is not None]
         if self.algorithm == "norm":
             norm = loop.grad_norm(2.0)
-            finite = norm.isfinite()
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.limit, torch.where(finite, norm, 0.0))
-            self._log(loop, norm, torch.where(finite, norm.clamp(max=self.limit), norm))
-        elif self.algorithm == "value":
+            self._log(loop, norm, clip_norm_(parameters_of(loop.optimizer), self.limit, norm))
+            return
+        parameters = [parameter for parameter in parameters_of(loop.optimizer) if parameter.grad is not None]
+        if self.algorithm == "value":
             if dense := [parameter for parameter in parameters if not _sparse(parameter)]:
                 torch.nn.utils.clip_grad_value_(dense, self.limit)
             for parameter in filter(_sparse, parameters):

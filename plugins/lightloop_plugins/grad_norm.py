@@ -49,6 +49,7 @@ class GradNorm(Plugin):
             keys = set()
         if len(keys) < 2:
             raise self.refuse("metric", "a text with {name} in it, and perhaps {p}")
+        self._total = self._called("total")
         self._names: dict[int, str] = {}
         self._before: dict[str, Tensor] = {}
 
@@ -75,7 +76,7 @@ class GradNorm(Plugin):
         return applied
 
     def _measure(self, loop: Loop, total: Tensor) -> dict[str, Tensor]:
-        norms = {self._called("total"): total}
+        norms = {self._total: total}
         if self.per_parameter:
             named = {
                 self._called(self._names.get(id(parameter), f"unnamed_{index}")): elements(parameter.grad)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from lightloop import Loop, Plugin, defined, hookimpl
@@ -100,11 +100,19 @@ class LRSchedule(Plugin):
                 return
             self._used[index] = updates
             metric = loop.world.broadcast(loop.metrics.latest[schedule.monitor])
-        with _order_is_right(schedule.scheduler):
-            if self._by_module is not None:
-                self._by_module(schedule.scheduler, metric)
-            else:
-                schedule.scheduler.step(*(() if metric is None else (metric,)))
+        if _has_begun(schedule.scheduler):
+            self._step(schedule.scheduler, metric)
+        else:
+            with _order_is_right():
+                self._step(schedule.scheduler, metric)
+
+    def _step(self, scheduler: Any, metric: Any) -> None:
+        if self._by_module is not None:
+            self._by_module(scheduler, metric)
+        elif metric is None:
+            scheduler.step()
+        else:
+            scheduler.step(metric)
 
     def _say_stale(self, loop: Loop, index: int) -> None:
         schedule, latest = loop.schedules[index], loop.metrics.latest
@@ -124,14 +132,14 @@ class LRSchedule(Plugin):
             warnings.warn(f"{what}. It is left as it is", stacklevel=2)
 
 
-def _order_is_right(scheduler: Any) -> AbstractContextManager[None]:
-    """Torch takes a scheduler's first step for a mistake where the optimizer's own first was skipped or is wrapped."""
-    begun = getattr(scheduler, "_step_count", 1) > 1 and not hasattr(scheduler, "_schedulers")
-    return nullcontext() if begun else _without_warnings()
+def _has_begun(scheduler: Any) -> bool:
+    """Whether torch has nothing more to say about a first step; those that are made of others may have one each."""
+    return getattr(scheduler, "_step_count", 1) > 1 and not hasattr(scheduler, "_schedulers")
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
+def _order_is_right() -> Iterator[None]:
+    """Torch takes a scheduler's first step for a mistake where the optimizer's own first was skipped or is wrapped."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(Detected call of `lr_scheduler|Seems like `optimizer).step", UserWarning)
         yield

@@ -7,9 +7,7 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
 
-import torch
-
-from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of, total_norm
 
 WATCHED = ("loss", "grad", "param")
 
@@ -114,7 +112,7 @@ class Nonfinite(Plugin):
     def step(self, loop: Loop) -> Generator[None, bool | None, bool | None]:
         applied = yield
         parameters = [parameter.detach() for parameter in parameters_of(loop.optimizer)]
-        bad = applied and not torch.nn.utils.get_total_norm(parameters).isfinite()
+        bad = applied and not total_norm(parameters, 2.0).isfinite()
         found = self._event(loop, find_nonfinite(loop, "parameter") if bad else None)
         if found and self.action == "rewind":
             self._restore(loop)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
-from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of, total_norm
 
 CHECKS = ("loss", "grad", "param")
 
@@ -45,18 +43,18 @@ class TerminateOnNan(Plugin):
     @hookimpl
     def after_forward(self, loop: Loop) -> None:
         loss = 0.0 if loop.loss is None else loop.loss.item()
-        self._end(loop, None if math.isfinite(loss) else f"the loss is {loss}")
+        if loop.world.size > 1 or not math.isfinite(loss):
+            self._end(loop, None if math.isfinite(loss) else f"the loss is {loss}")
 
     @hookimpl
     def before_step(self, loop: Loop) -> None:
-        bad = not loop.grad_norm(2.0).isfinite() and loop.skip_step_reason is None
+        bad = not math.isfinite(loop.grad_norm(2.0).item()) and loop.skip_step_reason is None
         self._end(loop, find_nonfinite(loop, "gradient") if bad else None)
 
     @hookimpl
-    @torch.no_grad()
     def after_step(self, loop: Loop) -> None:
-        parameters = parameters_of(loop.optimizer)
-        bad = not torch.nn.utils.get_total_norm(parameters).isfinite()
+        norm = total_norm([parameter.detach() for parameter in parameters_of(loop.optimizer)], 2.0)
+        bad = not math.isfinite(norm.item())
         found = find_nonfinite(loop, "parameter") if bad else None
         self._end(loop, f"after the step, {found}" if found else None)
 
