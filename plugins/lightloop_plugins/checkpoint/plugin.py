@@ -16,11 +16,18 @@ from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.positions import Resumed, epoch_start, innermost, kind_of
 from lightloop_plugins.checkpoint.random_state import set_global
-from lightloop_plugins.checkpoint.record import describe_run, differences
+from lightloop_plugins.checkpoint.record import describe_run, differences, finished
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content, LocalFolder
-from lightloop_plugins.checkpoint.weights import FOLDER, load_module, load_path, take_hyperparameters
+from lightloop_plugins.checkpoint.weights import (
+    FOLDER,
+    begin_with,
+    load_for_evaluation,
+    load_module,
+    load_path,
+    take_hyperparameters,
+)
 from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
 
 log = logging.getLogger("lightloop")
@@ -76,7 +83,8 @@ class Checkpoint(Plugin):
     )
     resume: str | os.PathLike[str] | None = option(
         None,
-        "Go on from a checkpoint: its path, a folder of them, or 'auto' for the newest of this experiment, if there is one.",
+        "Go on from a checkpoint: its path, a folder of them, or 'auto' for the newest of this experiment, if there is one; "
+        "given to an evaluation, whose weights to take: 'best' as well.",
         flag="resume",
         aliases=("resume_from_checkpoint", "ckpt_path"),
     )
@@ -89,6 +97,8 @@ class Checkpoint(Plugin):
             raise self.refuse("last", "a whole number from 1")
         if self.top_k < -1:
             raise self.refuse("top_k", "a whole number from 0, or -1 for all")
+        if str(self.resume) == "best" and not self.enabled:
+            raise self.refuse("resume", "a path where enable_checkpointing=False saves nothing that could be the best")
         self._every = None if self.every is None else Every(self.every)
         self._forget()
 
@@ -114,6 +124,10 @@ class Checkpoint(Plugin):
             del loop.stash[RESUME]
         if loop.stage != "fit":
             loop.leave_out(self)
+            if self.resume is not None and (self.resume == "best" or not self._is_of_trainer(loop)):
+                log.info(
+                    "evaluated are the weights of %s", load_for_evaluation(loop.module, self.resume, self._places(loop))
+                )
 
     @hookimpl(wrapper=True)
     def before_fit(self, loop: Loop) -> Generator[None, None, None]:
@@ -121,6 +135,8 @@ class Checkpoint(Plugin):
             self._every.start(loop)
         if self._resume is not None:
             self._found = self._find(loop)
+            if begin_with(loop.module, self._resume, self._found, self.strict):
+                self._found = None
         if self._found is None:
             yield
             return
@@ -144,14 +160,31 @@ class Checkpoint(Plugin):
         return found
 
     def _load(self, loop: Loop) -> Found | None:
+        if self._resume == "best":
+            raise CheckpointError(
+                "resume='best' is for evaluation, test(module, data, resume='best'): training goes on from a path, or from "
+                "'auto', which is the newest checkpoint"
+            )
+        if str(self._resume).endswith(".safetensors"):
+            return None  # weights alone
         if self._resume != "auto":
             return load_path(str(self._resume), shards="verified")
-        places = [self.directory] if self.directory is not None else [path / FOLDER for path in loop.stash[RUN_FOLDERS]]
-        for place in places:
+        for place in self._places(loop):
             if (found := load_newest(folder_of(place), shards="verified")) is not None:
                 return found
         log.info("resume='auto': there is no checkpoint yet, training begins")
         return None
+
+    def _places(self, loop: Loop) -> list[str]:
+        """The folders with checkpoints of this experiment, the newest first."""
+        if self.directory is not None:
+            return [os.fspath(self.directory)]
+        return [str(path / FOLDER) for path in loop.stash[RUN_FOLDERS]]
+
+    def _is_of_trainer(self, loop: Loop) -> bool:
+        """Whether ``resume`` was given to the Trainer, for its fits, and not for this evaluation."""
+        own = (plugin for plugin in loop.trainer.plugins if isinstance(plugin, Checkpoint))
+        return any(plugin.resume == self.resume for plugin in own)
 
     def _compare(self, loop: Loop, what: str, body: Mapping[str, Any]) -> None:
         if body.get("content") != "run":
@@ -242,6 +275,10 @@ class Checkpoint(Plugin):
         if (due or ends) and self.enabled and (loop.global_step, loop.total_batches) != self._place:
             self._save(loop)
 
+    def save_next(self) -> None:
+        """Save at the next boundary between batches, whatever the rhythm; every rank must ask."""
+        self._due = True
+
     def _improves(self, loop: Loop) -> bool:
         updates = loop.metrics.updates.get(self.monitor, 0) if self.monitor else 0
         if updates == self._updates:
@@ -312,6 +349,8 @@ class Checkpoint(Plugin):
     def after_fit(self, loop: Loop) -> None:
         if self._restoration is not None and loop.status != "failed":  # there was nothing left to train
             set_global(self._restoration.rank["random"])
+            if loop.status != "interrupted" and loop.world.is_main:
+                log.warning("%s", finished(loop, str(self._resume)))
         if self._saver is not None:
             self._saver.wait()
             if self._saver.failures and self.on_save_error == "warn":  # otherwise it has been raised

@@ -67,6 +67,16 @@ def differences(loop: Loop, body: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def finished(loop: Loop, resume: str) -> str:
+    """What a run is told that was to go on from where it had ended."""
+    why = loop.stop_reason or "it has had its epochs"
+    new = " With another run_name, or without resume, a new run begins." if resume == "auto" else ""
+    return (
+        f"this run had finished at step {loop.global_step}, after {loop.epoch} epochs ({why}): nothing was trained. It goes on "
+        f"if what ended it allows more, such as a higher max_epochs or max_steps.{new}"
+    )
+
+
 def _options(plugin: Any) -> dict[str, str]:
     return {field.name: repr(getattr(plugin, field.name))[:SHOWN] for field in dataclasses.fields(plugin)}
 

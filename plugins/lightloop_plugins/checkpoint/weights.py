@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
-import sys
-import tempfile
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
+from lightloop_plugins.checkpoint.files import read_safetensors, write_safetensors, written
+from lightloop_plugins.checkpoint.find import Found, load_best, load_newest, load_one
 from lightloop_plugins.checkpoint.manifest import is_name
+from lightloop_plugins.checkpoint.model import split_as
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Shards
-from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 from lightloop_plugins.checkpoint.tree import encode
 
 M = TypeVar("M", bound=nn.Module)
 FOLDER = "checkpoints"
 """What the folder of checkpoints is called in a run's directory."""
 
-_TRUSTING = """
-import sys, torch
-found = torch.load(sys.argv[1], map_location="cpu", weights_only=False)
-from lightloop_plugins.checkpoint.weights import plain_weights, write_safetensors
-write_safetensors(plain_weights(found, sys.argv[1]), sys.argv[2])
-"""
 
-
-def load_path(place: str | os.PathLike[str], shards: Shards = "whole") -> Found:
+def load_path(place: str | os.PathLike[str], aside: bool = True, shards: Shards = "whole") -> Found:
     """The checkpoint at ``place``, or the newest one in it where it is a folder of them or of a run.
+
+    Args:
+        place: the path or URL.
+        aside: whether damaged ones that are passed over are renamed.
+        shards: what becomes of tensors that several ranks have written.
 
     Raises:
         CheckpointError: if there is none.
@@ -46,7 +41,7 @@ def load_path(place: str | os.PathLike[str], shards: Shards = "whole") -> Found:
     if name.startswith((PREFIX, EXCEPTION)) and is_name(name):
         return load_one(folder_of(parent or "."), name, shards=shards)
     for folder in (text, f"{text}/{FOLDER}"):
-        if (found := load_newest(folder_of(folder), shards=shards)) is not None:
+        if (found := load_newest(folder_of(folder), aside=aside, shards=shards)) is not None:
             return found
     raise CheckpointError(f"there is no checkpoint at {text}: give the path of one, or of a folder of them")
 
@@ -73,11 +68,7 @@ def load_weights(module: nn.Module, place: str | os.PathLike[str], strict: bool 
     Raises:
         CheckpointError: if the file is damaged, or is of another module; the module is then as it was.
     """
-    if os.fspath(place).endswith(".safetensors"):
-        weights: dict[str, Any] = dict(from_bytes(bytearray(Path(place).read_bytes()), str(place)))
-    else:
-        weights = weights_of(load_path(place).state)
-    _fill(module, weights, str(place), strict)
+    fill(module, _read(place)[0], str(place), strict)
 
 
 def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True, **arguments: Any) -> M:
@@ -92,8 +83,7 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
     Raises:
         CheckpointError: if an argument is missing, or the weights are of another module.
     """
-    found = load_path(place)
-    saved = found.state.get("hparams", {})
+    weights, saved = _read(place)
     wanted = inspect.signature(cls).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
     given = {name: value for name, value in saved.items() if anything or name in wanted} | arguments
@@ -104,76 +94,92 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
             f"{cls.__name__} cannot be built with the saved hyperparameters ({', '.join(saved) or 'none'}): {error}. "
             "Pass what is missing to load_from_checkpoint, or call save_hyperparameters() in its constructor"
         ) from error
-    _fill(module, weights_of(found.state), str(place), strict)
+    fill(module, weights, str(place), strict)
     return module
 
 
-def export_weights(place: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Write the weights of a checkpoint to a ``.safetensors`` file, or to a ``.pt`` file that holds a ``state_dict``."""
-    weights = weights_of(load_path(place).state)
-    if os.fspath(target).endswith(".safetensors"):
-        write_safetensors({name: value for name, value in weights.items() if isinstance(value, Tensor)}, target)
-    else:
-        torch.save({name: v.clone() if isinstance(v, Tensor) else v for name, v in weights.items()}, target)
+def begin_with(module: nn.Module, place: str | os.PathLike[str], found: Found | None, strict: bool) -> bool:
+    """Where what a run was told to go on from has weights alone, put them into ``module``; whether it was so.
+
+    ``"auto"`` takes none: whoever goes on with a run means all of it.
+    """
+    text = os.fspath(place)
+    if text == "auto" or (found is not None and found.manifest.body.get("content") == "run"):
+        return False
+    if found is None and not text.endswith(".safetensors"):
+        return False
+    anew = f"{text} has weights alone: training begins at step 0 with them"
+    if strict:
+        raise CheckpointError(f"{anew}, and resume_strict is set")
+    fill(module, _read(text)[0], text)
+    warnings.warn(
+        f"{anew}; optimizers, schedules, plugins, random numbers and the place in the data begin anew", stacklevel=3
+    )
+    return True
 
 
-def import_weights(source: str | os.PathLike[str], trust: bool = False) -> dict[str, Tensor]:
-    """The weights in a ``.pt`` or ``.ckpt`` file of somebody else's, be it a ``state_dict`` or a mapping with one.
+def load_for_evaluation(module: nn.Module, place: str | os.PathLike[str], places: list[str]) -> str:
+    """Put the weights of a checkpoint into ``module``; which one it was.
 
     Args:
-        source: the file.
-        trust: run whatever code the file brings, in a process of its own with all that you may do. Without it nothing but
-            tensors and plain values is read, which is enough for nearly all files.
+        module: what is about to be evaluated.
+        place: a path, as in :func:`load_weights`; "auto" is the newest and "best" the best one in ``places``.
+        places: folders, the first of which that has a checkpoint is taken.
+    """
+    text = os.fspath(place)
+    if text not in ("auto", "best"):
+        load_weights(module, place)
+        return text
+    folder = next((folder for each in places if (folder := folder_of(each)).names()), None)
+    if folder is None:
+        raise CheckpointError(
+            f"resume={text!r}: no run of this experiment has saved a checkpoint: fit with monitor= first, or give a path"
+        )
+    found = load_best(folder) if text == "best" else load_newest(folder, aside=False)
+    assert found is not None  # there are some
+    fill(module, weights_of(found.state), folder.describe(found.name))
+    return folder.describe(found.name)
+
+
+def _read(place: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The weights and the hyperparameters at a place."""
+    if os.fspath(place).endswith(".safetensors"):
+        return read_safetensors(place)
+    state = load_path(place).state
+    return weights_of(state), state.get("hparams", {})
+
+
+def export_weights(place: str | os.PathLike[str], target: str | os.PathLike[str], ema: bool = False) -> Found:
+    """Write the weights of a checkpoint to a ``.safetensors`` file, or to a ``.pt`` file that holds a ``state_dict``.
+
+    Args:
+        place: see :func:`load_path`; nothing is renamed.
+        target: the file.
+        ema: take the averages that the plugin ``ema`` keeps, in place of the weights that were trained.
 
     Raises:
-        CheckpointError: if it cannot be read so, or has no weights.
+        CheckpointError: if there is none, or it has no averages.
     """
-    if not trust:
-        try:
-            found = torch.load(source, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(
-                f"{source} has more than tensors and plain values in it ({type(error).__name__}). If you trust whoever made it "
-                "with your account and your files, import it with trust=True"
-            ) from error
-        return plain_weights(found, str(source))
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "weights.safetensors"
-        done = subprocess.run(
-            [sys.executable, "-c", _TRUSTING, os.fspath(source), str(target)],
-            capture_output=True,
-            text=True,
-            check=False,
+    found = load_path(place, aside=False)
+    weights = weights_of(found.state) | (average_of(found.state, str(place)) if ema else {})
+    if os.fspath(target).endswith(".safetensors"):
+        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+        write_safetensors(tensors, target, found.state.get("hparams"))
+    else:
+        with written(target) as stream:
+            torch.save({name: v.clone() if isinstance(v, Tensor) else v for name, v in weights.items()}, stream)
+    return found
+
+
+def average_of(state: Mapping[str, Any], what: str) -> dict[str, Tensor]:
+    """The averaged weights in a checkpoint's state."""
+    average = state.get("plugins", {}).get("ema", {}).get("state", {}).get("average")
+    if not average:
+        plugins = ", ".join(state.get("plugins", {})) or "none"
+        raise CheckpointError(
+            f"{what} has no averaged weights: the plugin 'ema' keeps them; plugins there are {plugins}"
         )
-        if done.returncode:
-            raise CheckpointError(
-                f"{source} cannot be read: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
-            )
-        return {n: t.clone() for n, t in from_bytes(bytearray(target.read_bytes()), str(source)).items()}
-
-
-def plain_weights(found: Any, what: str) -> dict[str, Tensor]:
-    """The tensors in what a file held: under ``state_dict``, ``model_state_dict`` or ``model``, or by themselves."""
-    for name in ("state_dict", "model_state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-            break
-    if isinstance(found, nn.Module):
-        found = found.state_dict()
-    tensors = {str(n): v for n, v in found.items() if isinstance(v, Tensor)} if isinstance(found, Mapping) else {}
-    if not tensors:
-        raise CheckpointError(f"{what} has no weights: it is {type(found).__name__}")
-    for name, tensor in tensors.items():  # a few bytes can claim terabytes, which a copy would ask for
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise CheckpointError(f"{what}: {name} claims shape {list(tensor.shape)} and has not that many values")
-    return tensors
-
-
-def write_safetensors(weights: Mapping[str, Tensor], target: str | os.PathLike[str]) -> None:
-    """Write a ``.safetensors`` file that other programs read."""
-    with open(target, "wb") as stream:
-        for part in to_bytes(weights, {"format": "pt"}):
-            stream.write(part)
+    return dict(average)
 
 
 def take_hyperparameters(module: nn.Module) -> dict[str, Any]:
@@ -190,7 +196,8 @@ def take_hyperparameters(module: nn.Module) -> dict[str, Any]:
     return kept
 
 
-def _fill(module: nn.Module, weights: dict[str, Any], what: str, strict: bool) -> None:
+def fill(module: nn.Module, weights: Mapping[str, Any], what: str, strict: bool = True) -> None:
+    """Put ``weights`` into ``module``, which stays as it was if they are of another one."""
     own = module.state_dict()
     missing, odd = sorted(set(own) - set(weights)), sorted(set(weights) - set(own))
     if strict and (missing or odd):
@@ -203,4 +210,6 @@ def _fill(module: nn.Module, weights: dict[str, Any], what: str, strict: bool) -
             raise CheckpointError(
                 f"{what}: {name} has shape {list(value.shape)} there, {list(own[name].shape)} in {type(module).__name__}"
             )
-    module.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=False)
+    kept = {name: value for name, value in weights.items() if name in own}
+    split = {name: split_as(v, own[name]) if isinstance(v, Tensor) else v for name, v in kept.items()}
+    module.load_state_dict(split, strict=False)
