@@ -159,6 +159,15 @@ class Plugin:
     def key(self, value: str) -> None:
         self._key = value
 
+    @classmethod
+    def is_default(cls) -> bool:
+        """Whether it is live here without being asked for: :attr:`default`, or what can be told from the environment.
+
+        One that is so only here is also what "auto" means for its group: ``strategy="auto"`` where its launcher has started
+        the process.
+        """
+        return cls.default
+
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart: plain containers, numbers, strings and tensors."""
         return {}

@@ -79,6 +79,10 @@ class Selection:
         """
         classes = [*(found.plugin for found in self.found.values() if found.plugin), *self._listed_classes()]
         names = {plugin.name for plugin in classes if kind in plugin.called() and kind != plugin.name}
+        if value == "auto" and (
+            here := [plugin.name for plugin in classes if plugin.name in names and _fits_here(plugin)]
+        ):
+            value = here[0]
         chosen = isinstance(value, (type, Plugin)) or (isinstance(value, str) and value in names)
         if not names or (kind in self.known and not chosen):
             return False
@@ -140,17 +144,19 @@ class Selection:
         """The default plugins that nothing keeps out, and whether options of theirs were given."""
         groups = {plugin.group for plugin in live if plugin.group}
         defaults = {}
-        for plugin in wanted if self.defaults else ():
+        for plugin in sorted(wanted, key=_fits_here, reverse=True) if self.defaults else ():
             off = any(self.known[k].option.switch and not v for k, v in given.get(plugin, {}).items())
             if (
-                plugin.default
+                plugin.is_default()
                 and plugin not in asked
                 and not off
                 and plugin.name not in self.without
                 and plugin.group not in groups
                 and not plugin.called() & self.settled
+                and not (_fits_here(plugin) and self.options.get(plugin.group or "") is False)
             ):
                 defaults[_build(plugin, given.get(plugin, {}))] = plugin in given
+                groups |= {plugin.group} if _fits_here(plugin) and plugin.group else set()
         return defaults
 
     def _asked(self, plugin: type[Plugin], given: Mapping[str, Any]) -> bool:
@@ -160,11 +166,16 @@ class Selection:
         if on:
             return True
         idle = [k for k, v in given.items() if not self.known[k].option.enables and v != self.known[k].field.default]
-        if idle and not plugin.default:
+        if idle and not plugin.is_default():
             switches = [keyword for keyword, field in options_of(plugin).items() if self.known[keyword].option.enables]
             ask = f"give {' or '.join(switches)}" if switches else f"list {plugin.name!r} in plugins"
             raise TypeError(f"{idle[0]!r} tunes plugin {plugin.name!r}, and nothing turns that on: {ask}")
         return False
+
+
+def _fits_here(plugin: type[Plugin]) -> bool:
+    """Whether it is a default only because of where this process is."""
+    return plugin.is_default() and not plugin.default
 
 
 def _with_defaults(live: Sequence[Plugin], defaults: Mapping[Plugin, bool]) -> list[Plugin]:
