@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import zlib
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,12 @@ PATIENCE = 5.0
 """For how many seconds a rank that has failed waits for the others, to tell them of its error."""
 
 
+def launched() -> bool:
+    """Whether horovodrun, or ``horovod.run``, has started this process beside others."""
+    elastic = "HOROVOD_ELASTIC" in os.environ
+    return elastic or ("HOROVOD_RANK" in os.environ and os.environ.get("HOROVOD_SIZE") != "1")
+
+
 def engine() -> ModuleType:
     """The module ``horovod.torch``.
 
@@ -36,8 +43,9 @@ def engine() -> ModuleType:
     try:
         import horovod.torch as hvd
     except ImportError as error:
+        who = "a process that horovodrun has started" if launched() else "strategy='horovod'"
         raise ImportError(
-            f"strategy='horovod' needs Horovod, built for the torch that is here ({error}): pip install --no-build-isolation "
+            f"{who} needs Horovod, built for the torch that is here ({error}): pip install --no-build-isolation "
             "'lightloop[horovod]', with CMake and a C++ compiler; scripts/horovod_env.sh shows how for a recent torch"
         ) from error
     return hvd  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from torch import nn
 from lightloop import Loop, Plugin, World, hookimpl, option
 from lightloop_plugins.accelerators import _launch
 from lightloop_plugins.accelerators._distributed import DEVICES, NODES, ProcessWorld, environment, join
+from lightloop_plugins.accelerators._horovod import launched
 
 
 class Processes(Plugin):
@@ -43,6 +44,11 @@ class Processes(Plugin):
         self._failed = False
         devices, nodes = loop.stash.get(DEVICES, 1), loop.stash.get(NODES, 1)
         _launch.watch_parent()
+        if environment() is None and not dist.is_initialized() and launched():
+            raise RuntimeError(
+                f"horovodrun has started this process, and strategy={self.name!r} knows nothing of the others: give "
+                "strategy='horovod', or start the script with torchrun"
+            )
         if environment() is None and not dist.is_initialized() and devices * nodes > 1:
             if nodes > 1:
                 raise ValueError(
@@ -51,11 +57,7 @@ class Processes(Plugin):
             _launch.start(devices)
         place = environment()
         size = dist.get_world_size() if dist.is_initialized() else 1 if place is None else place.size
-        if loop.stash.get(DEVICES) is not None and devices * nodes != size:
-            raise ValueError(
-                f"devices={devices} and num_nodes={nodes} ask for {devices * nodes} processes, and "
-                f"{place.launcher if place else 'torch.distributed'} has started {size}"
-            )
+        same_count(loop, size, place.launcher if place else "torch.distributed")
         if size == 1:
             return False
         loop.world = join(self._engine(loop.device), timedelta(seconds=self.timeout), _launch.check_children)
@@ -85,6 +87,15 @@ class Processes(Plugin):
                 loop.world.wait_until_known()
         if _launch.started():
             _launch.finish(self._failed)
+
+
+def same_count(loop: Loop, size: int, launcher: str) -> None:
+    """Refuse a number of processes that is not what somebody asked for."""
+    devices, nodes = loop.stash.get(DEVICES, 1), loop.stash.get(NODES, 1)
+    if DEVICES in loop.stash and devices * nodes != size:
+        raise ValueError(
+            f"devices={devices} and num_nodes={nodes} ask for {devices * nodes} processes, and {launcher} has started {size}"
+        )
 
 
 def same_module(module: nn.Module, world: World) -> None:

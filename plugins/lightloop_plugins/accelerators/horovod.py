@@ -11,10 +11,11 @@ from lightloop_plugins.accelerators._horovod import (
     HorovodWorld,
     average_gradients,
     engine,
+    launched,
     share_state,
     share_weights,
 )
-from lightloop_plugins.accelerators._processes import same_module
+from lightloop_plugins.accelerators._processes import same_count, same_module
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """What learning rates are called in a parameter group, by optimizers and by schedules."""
@@ -23,7 +24,8 @@ RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 class Horovod(Plugin):
     """Average gradients over all processes with Horovod: ``strategy="horovod"``.
 
-    The processes are those of ``horovodrun`` or ``horovod.run``; without either it is one process, as always. Rank 0's
+    The processes are those of ``horovodrun`` or ``horovod.run``, in which this is the default; without either it is one
+    process, as always. Rank 0's
     parameters and buffers are everybody's from the beginning, and so is, when the first epoch begins, what its optimizers,
     schedules and plugins have to remember.
 
@@ -50,6 +52,10 @@ class Horovod(Plugin):
         enables=False,
     )
 
+    @classmethod
+    def is_default(cls) -> bool:
+        return launched()
+
     def check(self) -> None:
         self._hvd: ModuleType | None = None
         self.reductions = 0
@@ -60,6 +66,7 @@ class Horovod(Plugin):
         hvd = engine()
         hvd.init()
         self.reductions = 0
+        same_count(loop, hvd.size(), "horovodrun" if launched() else "nobody")
         if hvd.size() == 1:
             loop.leave_out(self)
             return
