@@ -81,9 +81,9 @@ def environment(environ: Mapping[str, str] = os.environ) -> Place | None:
         hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
         start = number("SLURM_JOB_ID") * 31 + number("SLURM_RESTART_COUNT")  # the port of before may still be taken
         port = 10000 + start % 20000 + number("SLURM_STEP_ID") % 100
-        where = environ.get("MASTER_ADDR") or node_address(first_host(hosts))
+        host = environ.get("MASTER_ADDR") or node_address(first_host(hosts))
         size = number("SLURM_STEP_NUM_TASKS")
-        return Place(number("SLURM_PROCID"), number("SLURM_LOCALID"), size, "srun", *at("srun", where, port))
+        return Place(number("SLURM_PROCID"), number("SLURM_LOCALID"), size, "srun", *at("srun", host, port))
     if "OMPI_COMM_WORLD_SIZE" in environ:
         size = number("OMPI_COMM_WORLD_SIZE")
         alone = number("OMPI_COMM_WORLD_LOCAL_SIZE", size) == size
