@@ -10,10 +10,10 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture without test-horovod test-xla test-slurm lint types bench docs pictures clean
+.PHONY: help train test torture without test-horovod test-xla test-slurm test-third-party lint types bench docs pictures clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(STAMP)  ## Train a small classifier of handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)
@@ -34,6 +34,13 @@ test-xla:  ## Run the tests of the xla device, and those of the core with its to
 # The tests start a cluster of their own on this machine, and are passed over where SLURM's programs are not installed.
 test-slurm: $(STAMP)  ## Run the tests on a cluster of SLURM
 	LIGHTLOOP_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slurm $(ARGS)
+
+# What pip has installed from wheels is tested, which is why pytest is not run as a module: that would find the sources first.
+test-third-party:  ## Run the tests of the distributions in examples/third_party with the packages that they are for
+	@python=$$(PYTHON=$(PYTHON) bash scripts/third_party_env.sh) && export OMP_NUM_THREADS=1 && \
+		for name in mlflow optuna wandb; do \
+			(cd examples/third_party/lightloop-$$name && $${python%python}pytest $(ARGS)) || exit 1; \
+		done && $$python -m pytest tests/third_party $(ARGS)
 
 # Not in `make test`: half an hour of runs that are killed at random and at every call to the file system.
 torture: $(STAMP)  ## Run the tests that kill and fail runs by the hundred
