@@ -466,6 +466,39 @@ def test_without_a_launcher_it_is_one_process():
     assert (module.w.item(), trainer.loop.world.size) == (-3.0, 1)
 
 
+def fit_without_strategy(**options):
+    module = Probe()
+    trainer = Trainer(["-progress", "-model_summary"], enable_checkpointing=False, logger=False, **options)
+    trainer.fit(module, [torch.tensor(1.0 + rank())])
+    return trainer.world_size, module.w.item()
+
+
+def fit_with_auto():
+    return fit_without_strategy(strategy="auto", devices="auto")
+
+
+def fit_alone():
+    return fit_without_strategy(strategy=False)
+
+
+@pytest.mark.parametrize("fit", [fit_without_strategy, fit_with_auto])
+def test_the_processes_of_horovodrun_train_together_without_being_told(fit):
+    assert values_of(horovod_ranks(started, 2, fit)) == [(2, -1.5)] * 2
+
+
+def test_each_process_trains_alone_only_if_that_is_asked_for():
+    assert values_of(horovod_ranks(started, 2, fit_alone)) == [(1, -1.0), (1, -2.0)]
+
+
+def fit_too_many():
+    Trainer(["-*"], strategy="horovod", devices=3).fit(Probe(), [torch.tensor(1.0)])
+
+
+def test_another_number_of_processes_than_was_asked_for_is_refused():
+    for outcome in horovod_ranks(fit_too_many, 2):
+        assert "devices=3 and num_nodes=1 ask for 3 processes, and horovodrun has started 2" in outcome.error
+
+
 def fit_closure():
     module = Probe()
     module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters())

@@ -8,6 +8,7 @@ import torch
 
 from lightloop import Loop, Plugin, hookimpl, option
 from lightloop_plugins.accelerators._distributed import DEVICES, NODES, environment
+from lightloop_plugins.accelerators._horovod import launched
 
 
 class Devices(Plugin):
@@ -45,7 +46,7 @@ class Devices(Plugin):
         if self.nodes is not None:
             loop.stash[NODES] = self.nodes
         if self.devices in ("auto", -1):
-            if environment() is not None:  # a launcher has decided
+            if environment() is not None or launched():  # a launcher has decided
                 return
             loop.stash[DEVICES] = torch.accelerator.device_count() if loop.device.type != "cpu" else 1
         elif self.devices is not None:
