@@ -4,7 +4,6 @@ import errno
 import functools
 import json
 import os
-import random
 import signal
 import time
 
@@ -14,8 +13,9 @@ from lightloop_plugins.checkpoint import storage
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest
 from lightloop_plugins.checkpoint.storage import LocalFolder
+from tests.checkpoint import killing
 from tests.checkpoint.faults import FaultyDisk, in_child
-from tests.checkpoint.rig import LOADERS, Net, outcome, train, worker_noise
+from tests.checkpoint.rig import LOADERS, Net, outcome, train
 
 
 class Logged(Net):
@@ -52,30 +52,6 @@ def result(folder):
     return json.loads((folder / "outcome").read_text()), order
 
 
-def killed(folder, make, lives, **options):
-    """Kill life after life, each after a random while, until one lives to its end."""
-    folder.mkdir()
-    chance, kills = random.Random(os.getpid() ^ time.time_ns()), 0
-    while not (folder / "outcome").exists():
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                run(folder, make, **options)
-                status = 0
-            finally:
-                os._exit(status)
-        if kills < lives:
-            until = time.monotonic() + chance.uniform(0.0, 0.6)
-            while time.monotonic() < until and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                time.sleep(0.002)
-            os.kill(pid, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert status in (0, -signal.SIGKILL)
-        kills += status != 0
-    return kills
-
-
 @pytest.fixture
 def wanted(tmp_path):
     def make(loader, **options):
@@ -86,28 +62,44 @@ def wanted(tmp_path):
     return make
 
 
-OPTIONS = {"accumulate_grad_batches": 2, "val_check_interval": 3, "gradient_clip_val": 1.0, "epochs": 8}
+LIVES = 15
+"""How many lives of each victim are killed."""
 
 
-def test_killed_again_and_again_until_it_has_finished(tmp_path, wanted):
-    options = {**OPTIONS, "epochs": 24}
-    expected = wanted(LOADERS["plain"], **options)
-    kills = killed(tmp_path / "killed", LOADERS["plain"], 60, **options)
-    assert kills >= 10
-    assert result(tmp_path / "killed") == expected
+def test_there_are_fifty_kills_and_more():
+    assert LIVES * len(killing.VICTIMS) >= 50
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What comes out of each victim if nobody kills it, and how many places it passes."""
+
+    @functools.cache
+    def run(victim):
+        folder = tmp_path_factory.mktemp("whole")
+        places = killing.undisturbed(victim, folder)
+        return killing.result(folder), places
+
+    return run
+
+
+@pytest.mark.parametrize("victim", killing.VICTIMS)
+def test_killed_again_and_again_until_it_has_finished(tmp_path, whole, victim):
+    expected, places = whole(victim)
+    killing.kill(victim, tmp_path / "killed", LIVES, victim, places)
+    assert killing.result(tmp_path / "killed") == expected
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("life", range(5))
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_again_and_again_with_everything_on(tmp_path, wanted, workers, life):
-    make = functools.partial(worker_noise, workers, persistent=workers > 0)
-    options = {**OPTIONS, "async_save": life % 2 == 1, "epochs": 20}
-    expected = wanted(make, **options)
-    assert killed(tmp_path / "killed", make, 60, **options) > 5
-    assert result(tmp_path / "killed") == expected
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("victim", killing.VICTIMS)
+def test_killed_in_every_batch_and_at_many_places(tmp_path, whole, victim, seed):
+    expected, places = whole(victim)
+    killing.kill(victim, tmp_path / "killed", 40, seed, places)
+    assert killing.result(tmp_path / "killed") == expected
 
 
+OPTIONS = {"accumulate_grad_batches": 2, "val_check_interval": 3, "gradient_clip_val": 1.0, "epochs": 8}
 SHORT = {"epochs": 1, "accumulate_grad_batches": 2, "limit_train_batches": 3, "save_last": 1}
 
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from lightloop import Loop, option
+from lightloop import Loop, hookimpl, option
 from lightloop_plugins.loggers import Ending, Logger
 
 
 class Csv(Logger):
     """Write ``metrics.csv`` in the run's directory: a column ``step``, then one for each metric, one row per writing.
 
-    A row is on disk when it has been written, unless ``flush_every`` says otherwise. A resumed run appends; rows of
-    steps that it has gone back before are left out, and the file as it was is kept beside it.
+    A row is on disk when it has been written, unless ``flush_every`` says otherwise, and whenever a checkpoint is made. A
+    resumed run appends; rows that came after its checkpoint are left out, and the file as it was is kept beside it.
     """
 
     name = "csv"
@@ -38,11 +38,17 @@ class Csv(Logger):
         self._file: TextIO | None = None
         self._columns: list[str] = []
         self._path = Path()
-        self._flushed = 0
+        self._flushed = self._rows = 0
+        self._resumed: int | None = None
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        super().setup(loop)
+        self._resumed = None
 
     def open(self, loop: Loop, directory: Path) -> None:
         self._path = directory / "metrics.csv"
-        self._columns, self._flushed = ["step"], loop.global_step
+        self._columns, self._flushed, self._rows = ["step"], loop.global_step, 0
         if self._path.exists():
             self._go_on(loop.global_step if loop.stage == "fit" else None)
         self._append()
@@ -59,6 +65,7 @@ class Csv(Logger):
         assert self._file is not None
         row = {"step": step, **metrics}
         csv.writer(self._file).writerow([row.get(name, "") for name in self._columns])
+        self._rows += 1
         if step - self._flushed >= self.flush_every or self.flush_every == 1:
             self._file.flush()
             self._flushed = step
@@ -68,16 +75,25 @@ class Csv(Logger):
         if file is not None:
             file.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        if self._file is not None:
+            self._file.flush()
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._resumed = state["rows"]
+
     def _append(self) -> None:
         self._file = open(self._path, "a", newline="", encoding="utf-8")  # noqa: SIM115
 
     def _go_on(self, step: int | None) -> None:
-        """Take up the file that is there, without its rows after ``step``."""
+        """Take up the file that is there, without the rows that came after the run was where it goes on, at ``step``."""
         self._columns, rows = self._read()
-        kept = [row for row in rows if step is None or int(row["step"]) <= step]
+        kept = [row for row in rows[: self._resumed] if step is None or int(row["step"]) <= step]
         if len(kept) < len(rows):
             shutil.copy2(self._path, self._path.with_name(f"metrics.until_step_{rows[-1]['step']}.csv"))
             self._rewrite(kept)
+        self._rows = len(kept)
         self._last_step = int(kept[-1]["step"]) if kept else self._last_step
 
     def _widen(self, new: list[str]) -> None:
