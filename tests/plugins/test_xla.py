@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from lightloop import OrderError, PluginError, Trainer
+from lightloop import PluginError, Trainer
 from lightloop.testing import Probe, probe_batches
 
 XLA = {"accelerator": "xla", "strategy": "xla_spmd"}
@@ -20,14 +20,14 @@ def test_without_pytorch_xla_the_error_says_what_to_install(options):
 
 def test_they_are_chosen_by_name_and_pickle():
     live = pickle.loads(pickle.dumps(Trainer(["-*"], **XLA).plugins))
-    assert [plugin.name for plugin in live if plugin.group] == ["xla_spmd", "xla"]
+    assert [plugin.name for plugin in live if plugin.group] == ["xla", "xla_spmd"]
 
 
-def test_spmd_needs_the_device_and_counts_devices_itself():
+def test_spmd_needs_the_device_and_comes_after_it():
     with pytest.raises(PluginError, match="'xla_spmd' requires 'xla'"):
         Trainer(strategy="xla_spmd")
-    with pytest.raises(OrderError, match="devices runs before xla_spmd"):
-        Trainer(**XLA, devices=2)
+    live = Trainer(["-*"], **XLA, devices=2, precision=64).plugins
+    assert [plugin.name for plugin in live] == ["xla", "devices", "precision", "xla_spmd"]
 
 
 def test_nonsense_is_refused_at_construction():

@@ -233,6 +233,13 @@ def test_processes_that_would_reduce_nothing_are_refused(monkeypatch):
         Trainer(["-*"], **XLA).fit(Probe(), probe_batches(1))
 
 
+def test_several_devices_without_a_strategy_for_them_are_refused():
+    with pytest.raises(
+        ValueError, match=r"torch.distributed knows none for 'xla', which may have a strategy of its own"
+    ):
+        Trainer(["-*"], **XLA, strategy="ddp", devices=2).fit(Probe(), probe_batches(1))
+
+
 def test_torch_xla_seeds_itself_if_asked_and_not_by_the_host():
     torch_xla.manual_seed(7)
     before = xm.get_rng_state()

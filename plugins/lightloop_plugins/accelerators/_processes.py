@@ -54,6 +54,7 @@ class Processes(Plugin):
                 raise ValueError(
                     f"num_nodes={nodes} needs a launcher on each machine, such as torchrun --nnodes {nodes} or srun"
                 )
+            self._engine(loop.device)  # for what it refuses
             _launch.start(devices)
         place = environment()
         size = dist.get_world_size() if dist.is_initialized() else 1 if place is None else place.size
@@ -70,7 +71,10 @@ class Processes(Plugin):
             return self.backend or "gloo"
         engine = dist.Backend.default_device_backend_map.get(device.type)
         if engine is None:
-            raise self.refuse("backend", f"given: torch.distributed knows none for {device.type!r}")
+            raise self.refuse(
+                "backend",
+                f"given: torch.distributed knows none for {device.type!r}, which may have a strategy of its own",
+            )
         return f"cpu:gloo,{device.type}:{engine}"
 
     @hookimpl

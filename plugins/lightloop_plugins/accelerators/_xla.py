@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+SPMD = "spmd"
+"""The tag of a strategy that needs the process to be in that state before the device is used."""
 WARM_UP = 3
 """After so many steps, no optimizer that torch has meets a graph for the first time."""
 

@@ -48,6 +48,10 @@ class Devices(Plugin):
         if self.devices in ("auto", -1):
             if environment() is not None or launched():  # a launcher has decided
                 return
-            loop.stash[DEVICES] = torch.accelerator.device_count() if loop.device.type != "cpu" else 1
+            found = torch.accelerator.current_accelerator()
+            if loop.device.type == "cpu":
+                loop.stash[DEVICES] = 1
+            elif found is not None and found.type == loop.device.type:  # else the strategy knows
+                loop.stash[DEVICES] = torch.accelerator.device_count()
         elif self.devices is not None:
             loop.stash[DEVICES] = int(self.devices)

@@ -11,7 +11,7 @@ import torch
 from lightloop import Loop, hookimpl, option
 from lightloop_plugins.accelerators._distributed import environment
 from lightloop_plugins.accelerators._place import Device
-from lightloop_plugins.accelerators._xla import Compilations, engine, seed_of_torch
+from lightloop_plugins.accelerators._xla import SPMD, Compilations, engine, seed_of_torch
 
 
 class Xla(Device):
@@ -64,6 +64,8 @@ class Xla(Device):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
+        if any(SPMD in plugin.tags for plugin in loop.plugins) and not engine("torch_xla.runtime").is_spmd():
+            engine("torch_xla.runtime").use_spmd()  # while no tensor is on a device yet
         super().setup(loop)
         self._xla = engine()
         self._xla.manual_seed(seed_of_torch())

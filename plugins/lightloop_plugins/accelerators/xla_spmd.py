@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins.accelerators._xla import engine
+from lightloop_plugins.accelerators._distributed import DEVICES, NODES
+from lightloop_plugins.accelerators._xla import SPMD, engine
 
 
 class XlaSpmd(Plugin):
@@ -27,8 +28,9 @@ class XlaSpmd(Plugin):
 
     name = "xla_spmd"
     group = "strategy"
-    before = ("accelerator",)
+    after = ("accelerator", "devices")
     requires = ("xla",)
+    tags = (SPMD,)
 
     shard_parameters: bool = option(
         False,
@@ -43,12 +45,15 @@ class XlaSpmd(Plugin):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        runtime, spmd = engine("torch_xla.runtime"), engine("torch_xla.distributed.spmd")
-        if not runtime.is_spmd():
-            runtime.use_spmd()
-        devices = runtime.global_runtime_device_count()
+        devices = engine("torch_xla.runtime").global_runtime_device_count()
+        wanted = loop.stash.get(DEVICES, devices) * loop.stash.get(NODES, 1)
+        if wanted != devices:
+            raise ValueError(
+                f"devices and num_nodes ask for {wanted} devices, and strategy='xla_spmd' takes all {devices} that XLA has "
+                "here: leave devices out. On the CPU, CPU_NUM_DEVICES in the environment says how many there are"
+            )
         self._said = False
-        self._mesh = spmd.Mesh(numpy.arange(devices), (devices,), ("data",))
+        self._mesh = engine("torch_xla.distributed.spmd").Mesh(numpy.arange(devices), (devices,), ("data",))
         if not self.shard_parameters:
             loop.leave_out(self, "before_fit", "before_epoch")
 

@@ -88,6 +88,24 @@ def test_the_batch_is_divided_and_the_result_is_that_of_one_process(shard):
     assert ["devices=" in each for each in look.state] == divided
 
 
+def test_parameters_and_batches_may_be_of_float64():
+    found, _, trainer = fit(**SPMD, precision=64)
+    expected, *_ = fit(precision=64)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float64
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+    assert trainer.loop.device.type == "xla"
+
+
+def test_devices_may_say_how_many_there_are_and_nothing_else():
+    for count in (DEVICES, "auto", -1):
+        fit(**SPMD, devices=count)
+    with pytest.raises(
+        ValueError, match=f"devices and num_nodes ask for 3 devices, .* takes all {DEVICES} that XLA has"
+    ):
+        fit(**SPMD, devices=3)
+
+
 def order():
     return ",".join(map(str, range(DEVICES)))
 
