@@ -120,7 +120,7 @@ def lightloop(case, data):
     else:
         options = {"accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": CLIP, "log_every_n_steps": LOG_EVERY}
         if case == "full":
-            options |= {"track_grad_norm": 2, "grad_norm_per_parameter": False, "terminate_on_nan": True}
+            options |= {"track_grad_norm": 2, "grad_norm_per_parameter": False, "terminate_on_nan": True, "terminate_on_nan_checks": ["loss", "grad"]}
         trainer = Trainer(plugins=["-*", "lr_schedule", "log_every", Rows()], **options)
     result = trainer.fit(module, data)
     return module.net, result.global_step
@@ -151,7 +151,7 @@ def count_calls(train, case, data):
             sys.setprofile(None)
         return calls
 
-    few, many = data[:400], data[:800]  # a multiple of every window and logging interval
+    few, many = data[:200], data[:400]  # multiples of every window and logging interval
     return (run(many) - run(few)) / (len(many) - len(few))
 
 
