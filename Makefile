@@ -22,7 +22,7 @@ train: $(STAMP)  ## Train a small classifier of handwritten digits
 test: $(STAMP)  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
-# Each of these two engines has an environment of its own, outside the clone and made once; its script says where.
+# Each of these engines has an environment of its own, outside the clone and made once; its script says where.
 test-horovod:  ## Run the tests of the horovod strategy
 	@python=$$(PYTHON=$(PYTHON) bash scripts/horovod_env.sh) && OMP_NUM_THREADS=1 $$python -m pytest tests/horovod $(ARGS)
 
@@ -30,6 +30,9 @@ test-horovod:  ## Run the tests of the horovod strategy
 test-xla:  ## Run the tests of the xla device, and those of the core with its torch
 	@python=$$(PYTHON=$(PYTHON) bash scripts/xla_env.sh) && export OMP_NUM_THREADS=1 PJRT_DEVICE=CPU && \
 		$$python -m pytest tests/xla $(ARGS) && $$python -m pytest tests/core $(ARGS)
+
+test-ray:  ## Run a training function under Ray Train and under Spark
+	@python=$$(PYTHON=$(PYTHON) bash scripts/ray_env.sh) && OMP_NUM_THREADS=1 $$python -m pytest tests/ray $(ARGS)
 
 # The tests start a cluster of their own on this machine, and are passed over where SLURM's programs are not installed.
 test-slurm: $(STAMP)  ## Run the tests on a cluster of SLURM
