@@ -7,7 +7,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
+
+if TYPE_CHECKING:
+    from lightloop.hooktypes import Implementations
+else:
+    Implementations = object
 
 OPTION = "lightloop.option"
 
@@ -63,7 +68,7 @@ def _same(value: Any) -> Any:
 
 # Not field_specifiers=(option,): of a specifier, type checkers see no default that is positional.
 @dataclass_transform(eq_default=False)
-class Plugin:
+class Plugin(Implementations):
     """The base of every feature. A subclass becomes a dataclass of its options, equal to itself alone.
 
     Write hooks as methods marked with :data:`lightloop.hookimpl`; see :class:`lightloop.Hooks` for all of them. Set
