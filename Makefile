@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture without test-horovod test-xla test-slurm test-third-party lint types bench docs pictures clean
+.PHONY: help train test torture without test-horovod test-xla test-lightning test-slurm test-third-party lint types bench docs pictures clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test-horovod:  ## Run the tests of the horovod strategy
 test-xla:  ## Run the tests of the xla device, and those of the core with its torch
 	@python=$$(PYTHON=$(PYTHON) bash scripts/xla_env.sh) && export OMP_NUM_THREADS=1 PJRT_DEVICE=CPU && \
 		$$python -m pytest tests/xla $(ARGS) && $$python -m pytest tests/core $(ARGS)
+
+test-lightning:  ## Run modules and callbacks of Lightning by Lightning and by the plugin lightning, and compare
+	@python=$$(PYTHON=$(PYTHON) bash scripts/peers_env.sh) && OMP_NUM_THREADS=1 $$python -m pytest tests/lightning $(ARGS)
 
 test-ray:  ## Run a training function under Ray Train and under Spark
 	@python=$$(PYTHON=$(PYTHON) bash scripts/ray_env.sh) && OMP_NUM_THREADS=1 $$python -m pytest tests/ray $(ARGS)

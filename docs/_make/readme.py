@@ -33,7 +33,7 @@ KINDS = {
         *("checkpoint", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss", "progress"),
         *("model_summary", "throughput", "device_stats", "profiler", "trace"),
     ),
-    "your own code": ("callbacks", "module_hooks", "old_names"),
+    "your own code": ("callbacks", "module_hooks", "old_names", "lightning", "lightning_data", "lightning_epoch_end"),
 }
 
 

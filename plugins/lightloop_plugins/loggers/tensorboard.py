@@ -22,6 +22,11 @@ class TensorBoard(Logger):
             raise self.refuse("flush_seconds", "a number above 0")
         self._writer: Any = None
 
+    @property
+    def experiment(self) -> Any:
+        """The ``tensorboardX.SummaryWriter`` of the run, for images, histograms and the like; None outside a run."""
+        return self._writer
+
     @hookimpl
     def setup(self, loop: Loop) -> None:
         super().setup(loop)

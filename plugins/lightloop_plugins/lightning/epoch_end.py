@@ -1,0 +1,57 @@
+"""The end of an epoch in the order that code for Lightning expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightloop import Loop, Plugin, hookimpl
+from lightloop_plugins.lightning import LOG
+
+
+class LightningEpochEnd(Plugin):
+    """Tell of ``on_train_epoch_end`` after validation, and ask the metric objects of the epoch for their values.
+
+    A part of the plugin ``lightning`` with a place of its own: elsewhere, callbacks hear of the end of an epoch before
+    validation.
+    """
+
+    name = "lightning_epoch_end"
+    requires = ("lightning",)
+    after = ("lightning", "callbacks", "log_every", "validation")
+    before = ("lr_schedule", "early_stopping", "checkpoint")
+    default = True
+
+    def check(self) -> None:
+        self._callbacks: Any = None
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        self._callbacks = None
+        if loop.stash.get(LOG) is None:
+            loop.leave_out(self)
+        elif (callbacks := loop.trainer.plugin("callbacks")) is not None:
+            loop.leave_out(callbacks, "after_epoch")
+            self._callbacks = callbacks
+
+    @hookimpl
+    def after_epoch(self, loop: Loop) -> None:
+        log = loop.stash[LOG]
+        log.at_epoch_end = True
+        log.compute()  # callbacks may monitor them
+        if self._callbacks is not None:
+            self._callbacks.after_epoch(loop)
+        log.compute()  # and may have logged more
+        log.reset()
+        log.at_epoch_end = False
+        if means := loop.metrics.take_epoch(loop.world):
+            loop.write({"epoch": loop.epoch, **means})
+
+    @hookimpl
+    def after_evaluation_batches(self, loop: Loop) -> None:
+        log = loop.stash[LOG]
+        log.compute()
+        log.reset()
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        self._callbacks = None

@@ -1,0 +1,100 @@
+"""``self.log`` of a LightningModule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightloop import Loop, batch_size
+
+
+class Log:
+    """What stands in the place of ``LightningModule.log`` while a run lasts.
+
+    A metric object of torchmetrics is asked for its value at the end of the epoch, and reset.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._objects: dict[str, Any] = {}
+        self._used: list[Any] = []
+        self.at_epoch_end = False
+        """Whether a training epoch is at its end, so that what is logged is of the epoch."""
+
+    def __call__(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Log ``value``; defaults are Lightning's, and means of epochs are over all ranks whatever ``sync_dist`` says."""
+        loop = self._loop
+        if loop.replaying or (rank_zero_only and not loop.world.is_main):
+            return
+        evaluating = loop.evaluation is not None
+        step = not evaluating and (not self.at_epoch_end if on_step is None else on_step)
+        epoch = (evaluating or self.at_epoch_end) if on_epoch is None else on_epoch
+        if evaluating:
+            if on_step and not epoch:
+                raise ValueError(
+                    f"metric {name!r}: on_step=True alone has no meaning in evaluation, which takes no steps"
+                )
+            name = self._evaluation_name(name, add_dataloader_idx)
+        if hasattr(value, "_forward_cache") and hasattr(value, "compute"):
+            if epoch:
+                self._objects[f"{name}_epoch" if step else name] = value
+                epoch = False
+            value = value._forward_cache
+            if value is None or not step:
+                return
+        if step and sync_dist and loop.world.size > 1:
+            value = loop.world.reduce(torch.as_tensor(value), "mean")
+        how = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", repr(reduce_fx))
+        weight = batch_size if batch_size is not None else self._batch_size() if epoch else 1
+        loop.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, reduce=how, weight=weight)  # type: ignore[arg-type]
+
+    def compute(self) -> None:
+        """Log what the metric objects of the epoch, or the pass, have come to."""
+        objects, self._objects = self._objects, {}
+        self._used += objects.values()
+        for name, metric in objects.items():
+            self._loop.metrics.log(name, metric.compute(), step=False, epoch=True)
+
+    def reset(self) -> None:
+        """Let the metric objects that were computed begin anew."""
+        used, self._used = self._used, []
+        for metric in used:
+            metric.reset()
+
+    def _evaluation_name(self, name: str, add_dataloader_idx: bool) -> str:
+        evaluation = self._loop.evaluation
+        assert evaluation is not None
+        several = evaluation.loader_name is not None and add_dataloader_idx
+        return f"{name}/dataloader_idx_{evaluation.loader_idx}" if several else name
+
+    def _batch_size(self) -> int:
+        evaluation = self._loop.evaluation
+        return batch_size(self._loop.piece if evaluation is None else evaluation.batch)
+
+    def __reduce__(self) -> Any:  # a copy of a module that is made in a run logs nothing
+        return _get_unheard, ()
+
+
+def _get_unheard() -> Any:
+    return _unheard
+
+
+def _unheard(*_: Any, **__: Any) -> None:
+    """What the log of a copied module does."""
