@@ -8,7 +8,10 @@ import traceback
 
 from lightloop_plugins.checkpoint.disk import Disk
 
-CALLS = [name for name, _ in inspect.getmembers(Disk, inspect.isfunction) if not name.startswith("_")]
+CALLS = [
+    name for name, _ in inspect.getmembers(Disk, inspect.isfunction) if not name.startswith("_") and name != "free"
+]
+"""Those of which each must come off; a file system need not say how much room it has."""
 
 
 class FaultyDisk(Disk):

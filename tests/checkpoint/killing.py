@@ -17,10 +17,10 @@ import time
 
 from lightloop import Plugin, hookimpl
 from lightloop.discovery import discover
-from lightloop_plugins.checkpoint import storage
+from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.storage import LocalFolder
+from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.run_dir import RUN_DIR
 from tests.checkpoint.faults import CALLS
 from tests.checkpoint.rig import bits, outcome, train
@@ -28,11 +28,27 @@ from tests.checkpoint.victims import BATCHES, VICTIMS
 
 PATIENCE = 120.0
 """Seconds after which a process of which nothing is heard has failed the test."""
-HOOKS = (
-    "setup before_fit before_epoch before_batch after_forward before_backward after_backward before_step after_step "
-    "on_step_skipped after_batch between_batches after_epoch before_evaluation before_evaluation_batch "
-    "after_evaluation_batch after_evaluation after_fit teardown"
-).split()
+HOOKS = [
+    "setup",
+    "before_fit",
+    "before_epoch",
+    "before_batch",
+    "after_forward",
+    "before_backward",
+    "after_backward",
+    "before_step",
+    "after_step",
+    "on_step_skipped",
+    "after_batch",
+    "between_batches",
+    "after_epoch",
+    "before_evaluation",
+    "before_evaluation_batch",
+    "after_evaluation_batch",
+    "after_evaluation",
+    "after_fit",
+    "teardown",
+]
 
 
 class Way:
@@ -79,7 +95,7 @@ def live(victim, folder, *way):
     """One life of a run, which ends by writing down what came out."""
     global WAY
     WAY = Way(*way)
-    storage.Disk = TellingDisk
+    local.Disk = TellingDisk
     multiprocessing.set_start_method("fork", force=True)  # for the workers of loaders: it costs the least
     make_module, make_loader, options = VICTIMS[victim]
 

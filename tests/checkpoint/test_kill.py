@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from lightloop_plugins.checkpoint import storage
+from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.storage import LocalFolder
+from lightloop_plugins.checkpoint.local import LocalFolder
 from tests.checkpoint import killing
 from tests.checkpoint.faults import FaultyDisk, in_child
 from tests.checkpoint.rig import LOADERS, Net, outcome, train
@@ -105,7 +105,7 @@ SHORT = {"epochs": 1, "accumulate_grad_batches": 2, "limit_train_batches": 3, "s
 
 def faulty(folder, monkeypatch, at, fault, number=errno.ENOSPC, **options):
     """A life whose file system has a fault at call ``at``; whether it came to that."""
-    monkeypatch.setattr(storage, "Disk", functools.partial(FaultyDisk, at, fault, number))
+    monkeypatch.setattr(local, "Disk", functools.partial(FaultyDisk, at, fault, number))
     status = in_child(lambda: run(folder, LOADERS["plain"], **SHORT, **options))
     monkeypatch.undo()
     return status

@@ -8,10 +8,10 @@ import torch
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from lightloop_plugins.checkpoint import storage
+from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.storage import LocalFolder
+from lightloop_plugins.checkpoint.local import LocalFolder
 from tests.checkpoint.faults import FaultyDisk
 
 QUIET = ["-progress", "-model_summary"]
@@ -179,7 +179,7 @@ def test_a_plugin_whose_state_fails_is_named(tmp_path):
 @pytest.mark.parametrize("threaded", [False, True])
 def test_a_save_that_fails_ends_the_run_or_is_a_warning(tmp_path, monkeypatch, threaded):
     disk = FaultyDisk()
-    monkeypatch.setattr(storage, "Disk", lambda: disk)
+    monkeypatch.setattr(local, "Disk", lambda: disk)
     real = FaultyDisk.write
 
     def write(self, *arguments):
@@ -203,7 +203,7 @@ def test_if_the_last_save_fails_the_run_does_not_end_well(tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(FaultyDisk, "write", write)
-    monkeypatch.setattr(storage, "Disk", FaultyDisk)
+    monkeypatch.setattr(local, "Disk", FaultyDisk)
     with pytest.warns(UserWarning, match="in a row"), pytest.raises(CheckpointError, match="the last save failed"):
         fit(tmp_path, on_save_error="warn")
     with pytest.warns(UserWarning, match="in a row"), pytest.raises(CheckpointError, match="No space"):

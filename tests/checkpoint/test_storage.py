@@ -11,9 +11,10 @@ import torch
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest, load_one
+from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import MANIFEST, STATE, TENSORS
 from lightloop_plugins.checkpoint.remote import folder_of
-from lightloop_plugins.checkpoint.storage import Content, LocalFolder
+from lightloop_plugins.checkpoint.storage import Content
 from tests.checkpoint.faults import FaultyDisk, in_child
 
 

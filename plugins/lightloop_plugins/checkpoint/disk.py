@@ -38,6 +38,11 @@ class Disk:
         """Bytes of a file, as the file system tells it."""
         return os.stat(path).st_size
 
+    def free(self, path: Path) -> int | None:
+        """Bytes that can still be written there, as the file system tells it; None where it does not."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize if found.f_blocks else None
+
     def fsync_directory(self, path: Path) -> None:
         """Wait until the names in a directory are on the device."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

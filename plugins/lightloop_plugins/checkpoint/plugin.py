@@ -14,12 +14,13 @@ from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import Restoration, ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
+from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.positions import Resumed, epoch_start, innermost, kind_of
 from lightloop_plugins.checkpoint.random_state import set_global
 from lightloop_plugins.checkpoint.record import describe_run, differences, finished
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
-from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content, LocalFolder
+from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content
 from lightloop_plugins.checkpoint.weights import (
     FOLDER,
     begin_with,
@@ -31,6 +32,8 @@ from lightloop_plugins.checkpoint.weights import (
 from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
 
 log = logging.getLogger("lightloop")
+PATIENCE = 120.0
+"""How many seconds a rank that saves waits for the others, which were all at this place just now."""
 
 RESUME: Key[str] = Key("checkpoint.resume")
 """From what to go on where the user has not said; whoever knows sets it in its setup, before the plugin ``checkpoint``. It is
@@ -292,6 +295,7 @@ class Checkpoint(Plugin):
         return False
 
     def _save(self, loop: Loop, exact: bool = True) -> None:
+        loop.world.barrier(within=PATIENCE)
         self._place = (loop.global_step, loop.total_batches)
         failure: Exception | None = None
         content = ready(loop, self._content(loop))

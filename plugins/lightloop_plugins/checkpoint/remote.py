@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import MANIFEST, is_name, write_manifest
-from lightloop_plugins.checkpoint.storage import BAD, PREFIX, Content, Folder, LocalFolder
+from lightloop_plugins.checkpoint.storage import BAD, PREFIX, Content, Folder
 
 
 class RemoteFolder(Folder):

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
-import shutil
-import socket
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from lightloop_plugins.checkpoint.disk import Disk, write_all
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import (
     MANIFEST,
@@ -24,9 +17,7 @@ from lightloop_plugins.checkpoint.manifest import (
     STATE,
     TENSORS,
     Manifest,
-    is_name,
     read_manifest,
-    write_manifest,
 )
 from lightloop_plugins.checkpoint.shards import INDEX, Source, read_index
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
@@ -221,114 +212,3 @@ class Folder(ABC):
         if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"{self.describe(name)} is damaged: {file} has changed since it was written")
         return data
-
-
-class LocalFolder(Folder):
-    """A directory of the local file system."""
-
-    def __init__(self, path: str | os.PathLike[str], disk: Disk | None = None) -> None:
-        super().__init__(os.fspath(path))
-        self.path = Path(path)
-        self.disk = disk or Disk()
-        self._lock: int | None = None
-
-    def names(self) -> list[str]:
-        try:
-            return [name for name in self.disk.names(self.path) if name.startswith(PREFIX) and is_name(name)]
-        except FileNotFoundError:
-            return []
-
-    def files(self, name: str) -> list[str]:
-        return self.disk.names(self.path / name)
-
-    def read(self, name: str, file: str, limit: int) -> bytearray:
-        if (self.path / name).is_symlink():
-            raise OSError(f"{name} is a link")
-        return self.disk.read(self.path / name / file, limit)
-
-    def write(self, name: str, content: Content, body: Mapping[str, Any]) -> None:
-        temporary = self.path / f"{TEMPORARY}{body['run']}-{name}-{os.getpid()}"
-        if (self.path / name).exists():
-            raise CheckpointError(f"{self.describe(name)} is there already, and is not overwritten")
-        try:
-            if temporary.exists():
-                self.disk.remove(temporary)
-            self.disk.mkdir(temporary)
-            files = content.write(self, temporary.name)
-            write_all(self.disk, temporary / MANIFEST, [memoryview(write_manifest(body, files))], hashlib.sha256())
-            self.disk.fsync_directory(temporary)
-            self.disk.rename(temporary, self.path / name)
-            self.disk.fsync_directory(self.path)
-        except BaseException as error:
-            try:
-                if temporary.exists():
-                    self.disk.remove(temporary)
-            except OSError:
-                pass  # it is not taken for a checkpoint, and the next start removes it
-            if not isinstance(error, OSError):
-                raise
-            raise CheckpointError(f"{self.describe(name)} is not saved: {self._explain(error, content)}") from error
-
-    def put(self, place: str, file: str, parts: Iterable[memoryview]) -> tuple[int, str]:
-        digest = hashlib.sha256()
-        return write_all(self.disk, self.path / place / file, parts, digest), digest.hexdigest()
-
-    def remove(self, name: str) -> None:
-        dead = self.path / f"{DEAD}{name}-{os.getpid()}"
-        self.disk.rename(self.path / name, dead)
-        self.disk.remove(dead)
-
-    def set_aside(self, name: str) -> str:
-        number = 0
-        while (target := self.path / f"{BAD}{name}{f'-{number}' if number else ''}").exists():
-            number += 1
-        self.disk.rename(self.path / name, target)
-        return target.name
-
-    def open(self, run: str) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self.disk.lock(self.path / ".lock")
-        except OSError as error:
-            raise CheckpointError(
-                f"checkpoints cannot be written to {self.place}: {error}; give another checkpoint_dir, "
-                "or enable_checkpointing=False to run without"
-            ) from error
-        if self._lock is None:
-            holder = (self.path / ".lock").read_text(errors="replace")[:200].split("\n")[0]
-            raise CheckpointError(
-                f"another process writes checkpoints to {self.place}: {holder or 'unknown'}. Wait for it, stop it, "
-                "or give another checkpoint_dir"
-            )
-        line = f"pid {os.getpid()} on {socket.gethostname()}, run {run}\n".encode()
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, line, 0)
-        for name in self.disk.names(self.path):
-            if name.startswith((TEMPORARY, DEAD)):
-                try:
-                    self.disk.remove(self.path / name)
-                except OSError as error:
-                    warnings.warn(f"{self.place}/{name}, left by a writer that died, stays: {error}", stacklevel=2)
-
-    def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def last_run(self) -> str | None:
-        try:
-            line = self.path.joinpath(".lock").read_text(errors="replace")[:300].strip()
-        except OSError:
-            return None
-        return line.rpartition("run ")[2] or None
-
-    def _explain(self, error: OSError, content: Content) -> str:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            try:
-                free = f"{shutil.disk_usage(self.path).free:,} are free"
-            except OSError:
-                free = "how many are free is unknown"
-            return (
-                f"{error.strerror} at {self.place}; it needs {content.size:,} bytes, {free}. Older ones are untouched"
-            )
-        return f"{error.strerror or error}. Older ones are untouched"
