@@ -10,7 +10,7 @@ from lightloop import Trainer
 from lightloop.cli import front
 from lightloop.cli.parser import make_parser
 from lightloop.testing import TinyClassifier, classification_batches
-from lightloop_plugins.checkpoint.commands import verify_resume
+from lightloop_plugins.checkpoint.commands import runs
 from lightloop_plugins.checkpoint.commands.traces import Trace, first_difference, rows_that_differ
 from tests.checkpoint.faults import in_child
 
@@ -104,7 +104,7 @@ def ordered():
 
 
 def forked(words, environ, log):
-    """What :func:`verify_resume.run_fit` does, in a process that has torch imported already."""
+    """What :func:`runs.run_fit` does, in a process that has torch imported already."""
 
     def work():
         handle = os.open(log, os.O_WRONLY | os.O_CREAT)
@@ -149,7 +149,7 @@ def imported(tmp_path_factory):
 
 @pytest.fixture
 def fork(verify, imported, monkeypatch):
-    monkeypatch.setattr(verify_resume, "run_fit", forked)
+    monkeypatch.setattr(runs, "run_fit", forked)
     return verify
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from lightloop.cli.front import Parser
 from lightloop_plugins.checkpoint.commands.compare import diff
 from lightloop_plugins.checkpoint.commands.exchange import export, import_
-from lightloop_plugins.checkpoint.commands.show import inspect, list_, verify
+from lightloop_plugins.checkpoint.commands.inspecting import inspect
+from lightloop_plugins.checkpoint.commands.listing import list_, verify
 from lightloop_plugins.checkpoint.errors import CheckpointError
 
 ACTIONS: dict[str, Callable[[list[str]], int]] = {
