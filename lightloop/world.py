@@ -47,5 +47,5 @@ class World:
         """The ``value`` of each rank, in the order of ranks."""
         return [value]
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
+    def barrier(self, within: float | None = None) -> None:
+        """Wait until every rank is here; where they all just were, ``within`` so many seconds, or it is an error."""

@@ -34,6 +34,10 @@ NODES: Key[int] = Key("devices.nodes")
 
 WIDE = {torch.bool: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """In which type values are reduced over gloo, for those that it cannot add or adds coarsely."""
+GUARD = (
+    " What concerns all of them (saving, validating, stopping, training) must be called on each rank: look for an "
+    "`if rank == 0` around it"
+)
 SLOTS = 6
 """How many numbers a control message has room for."""
 OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -142,11 +146,25 @@ class ProcessWorld(World):
         self._groups.append(dist.new_group(backend="gloo", timeout=self._timeout))
         return self._groups[-1]
 
-    def meet(self, what: str, *numbers: int) -> list[int]:
-        """The least of each of up to six numbers, over all ranks, once all of them are here for the same purpose."""
+    def meet(self, what: str, *numbers: int, within: float | None = None) -> list[int]:
+        """The least of each of up to six numbers, over all ranks, once all of them are here for the same purpose.
+
+        Raises:
+            RankError: if they are here for other purposes, or do not come ``within`` so many seconds.
+        """
         about = zlib.crc32(what.encode())
         message = torch.tensor([about, -about, *numbers, *[0] * (SLOTS - len(numbers))])
-        dist.all_reduce(message, dist.ReduceOp.MIN, self.control)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
+        options.timeout = self._timeout if within is None else min(self._timeout, timedelta(seconds=within))
+        try:
+            self.control.allreduce([message], options).wait()
+        except RuntimeError as error:
+            if within is None or "imed out" not in str(error):
+                raise
+            raise RankError(
+                f"rank {self.rank} is in {what}{_called_from()}, and not all ranks have come.{GUARD}"
+            ) from error
         least, most, *answers = message.tolist()
         if least != -most:
             said: list[Any] = [None] * self.size
@@ -154,8 +172,7 @@ class ProcessWorld(World):
             raise RankError(
                 "the ranks are out of step: "
                 + "; ".join(f"rank {rank} is in {each}" for rank, each in enumerate(said))
-                + ". What concerns all of them (saving, validating, stopping, training) must be called on each rank: look for "
-                "an `if rank == 0` around it"
+                + f".{GUARD}"
             )
         return answers[: len(numbers)]
 
@@ -186,8 +203,8 @@ class ProcessWorld(World):
         dist.all_gather_object(values, value, self.control)
         return values
 
-    def barrier(self) -> None:
-        self.meet("barrier")
+    def barrier(self, within: float | None = None) -> None:
+        self.meet("barrier", within=within)
 
     def _tell(self, value: T, source: int) -> T:
         box = [value if self.rank == source else None]

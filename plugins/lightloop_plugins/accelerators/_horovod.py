@@ -131,7 +131,7 @@ class HorovodWorld(World):
         self.meet("gather")
         return self._hvd.allgather_object(value, name="lightloop.gather")  # type: ignore[no-any-return]
 
-    def barrier(self) -> None:
+    def barrier(self, within: float | None = None) -> None:
         self.meet("barrier")
 
     def _tell(self, value: T, source: int) -> T:
