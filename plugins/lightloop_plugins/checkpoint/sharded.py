@@ -233,7 +233,8 @@ def read_all(tree: T, sharding: Sharding | None) -> T:
     source = next(iter(found.values())).source
     tensors = {name: _room(source.entries[name], sharding) for name in found}
     read_into(tensors, source, None if sharding is None else sharding.group)
-    return mapped(tree, lambda value: tensors[value.key] if isinstance(value, Stored) else value)
+    whole: T = mapped(tree, lambda value: tensors[value.key] if isinstance(value, Stored) else value)
+    return whole
 
 
 def read_into(tensors: dict[str, Tensor], source: Source, group: Any = None) -> None:

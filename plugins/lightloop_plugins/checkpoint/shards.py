@@ -16,7 +16,7 @@ from lightloop_plugins.checkpoint.tensors import MAX_TENSORS
 from lightloop_plugins.checkpoint.tree import from_json, to_json
 
 INDEX = "shards.json"
-MAX_COMPARISONS = 1_000_000
+MAX_COMPARISONS = 100_000
 """How many pairs of parts are looked at for overlaps before an index is refused."""
 _FILE = re.compile(r"shard-[0-9]{5,9}\.safetensors")
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
