@@ -8,6 +8,7 @@ import math
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import torch
@@ -81,6 +82,7 @@ def _options(plugin: Any) -> dict[str, str]:
     return {field.name: repr(getattr(plugin, field.name))[:SHOWN] for field in dataclasses.fields(plugin)}
 
 
+@cache  # to look it up takes a millisecond, as long as all else in a small checkpoint
 def _version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
