@@ -14,11 +14,9 @@ class Trial(Protocol):
 
     number: int
 
-    def report(self, value: float, step: int) -> None:
-        """Take in an intermediate value."""
+    def report(self, value: float, step: int) -> None: ...
 
-    def should_prune(self) -> bool:
-        """Whether the pruner would rather have another trial."""
+    def should_prune(self) -> bool: ...
 
 
 class Pruning(Plugin):
