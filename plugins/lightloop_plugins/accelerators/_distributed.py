@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -20,8 +20,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import Store
 
 from lightloop import Key, World
 
@@ -41,10 +40,6 @@ GUARD = (
 SLOTS = 6
 """How many numbers a control message has room for."""
 OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-_OPEN: dict[tuple[int, str], Store] = {}
-"""The stores that this process has connected to, by process and address; a port can be bound once, whatever number of runs follow."""
-_JOINED: dict[str, int] = {}
-"""How many runs have met at each."""
 
 
 @dataclass(frozen=True)
@@ -261,47 +256,6 @@ class ProcessWorld(World):
                 dist.destroy_process_group(group)
         self.control = None
         self._groups = []  # gloo tells the others when nobody here holds it any more
-
-
-def join(backend: str, timeout: timedelta, alive: Callable[[], None] = lambda: None) -> ProcessWorld:
-    """Meet the other processes of this launch.
-
-    Args:
-        backend: what moves tensors, such as "gloo" or "cpu:gloo,cuda:nccl".
-        timeout: how long a rank waits for the others, now and later.
-        alive: is called while this rank waits, and may raise.
-
-    Raises:
-        RankError: if not all of them come in time.
-    """
-    if dist.is_initialized():
-        return ProcessWorld(None, timeout, owns=False)
-    place = environment()
-    assert place is not None
-    key = f"{place.address}:{place.port}"
-    mine = (os.getpid(), key)  # a forked process must not talk through the connection of its parent
-    if mine not in _OPEN:
-        url = "env://" if place.launcher == "torchrun" else f"tcp://{key}?rank={place.rank}&world_size={place.size}"
-        found = (place.rank, place.size) if place.launcher == "torchrun" else ()
-        _OPEN[mine] = next(rendezvous(url, *found, timeout=timeout))[0]
-    _JOINED[key] = _JOINED.get(key, 0) + 1
-    store = PrefixStore(f"lightloop/{_JOINED[key]}", _OPEN[mine])
-    _wait_for_all(store, place, timeout, alive)
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
-    return ProcessWorld(store, timeout, owns=True)
-
-
-def _wait_for_all(store: Store, place: Place, timeout: timedelta, alive: Callable[[], None]) -> None:
-    store.add("here", 1)
-    until = time.monotonic() + timeout.total_seconds()
-    while (here := store.add("here", 0)) < place.size:
-        alive()
-        if time.monotonic() > until:
-            raise RankError(
-                f"rank {place.rank} waited {timeout.total_seconds():g} s on {socket.gethostname()} and {here} of the "
-                f"{place.size} processes that {place.launcher} announces have come: each must make the same calls of the Trainer"
-            )
-        time.sleep(0.01)
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -11,8 +11,9 @@ from torch import nn
 
 from lightloop import Loop, Plugin, World, hookimpl, option
 from lightloop_plugins.accelerators import _launch
-from lightloop_plugins.accelerators._distributed import DEVICES, NODES, ProcessWorld, environment, join
+from lightloop_plugins.accelerators._distributed import DEVICES, NODES, ProcessWorld, environment
 from lightloop_plugins.accelerators._horovod import launched
+from lightloop_plugins.accelerators._meeting import join
 
 
 class Processes(Plugin):
