@@ -1,9 +1,14 @@
 """What the ranks of the tests of sharded checkpoints do; it is imported by name in their processes."""
 
+import json
 import os
 import random
+import signal
+import sys
 import threading
+import time
 import warnings
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -97,8 +102,9 @@ class Stop(Plugin):
 
 def life(folder, strategy, *plugins, at=None, resume=None, epochs=2, accumulate=3, norm=True, **options):
     """One life of a run: what came out of it, on this rank."""
+    begins = resume is None or (resume == "auto" and not LocalFolder(folder).names())
     for seed in (torch.manual_seed, random.seed):
-        seed(int(os.environ.get("RANK", "0")) + (100 if resume else 0))
+        seed(int(os.environ.get("RANK", "0")) + (0 if begins else 100))
     module, stop = Net(norm), Stop(at)
     options = {"max_epochs": epochs, "accumulate_grad_batches": accumulate, **strategy, **options}
     options = {"val_check_interval": 4, "save_every": None, "checkpoint_dir": str(folder), "resume": resume, **options}
@@ -224,3 +230,68 @@ class Odd(Plugin):
 
 def odd(folder):
     life(folder, FSDP, Odd())
+
+
+PLACES = ["before_epoch", "before_batch", "before_backward", "after_backward", "before_step", "after_batch"]
+PLACES += ["between_batches", "before_evaluation", "after_evaluation_batch", "after_epoch"]
+
+
+class Dies(Plugin):
+    """Counts the places that its rank passes; at number ``at``, and after a pause that it is not stopped in, it is killed."""
+
+    name = "dies"
+    before = ("checkpoint",)
+
+    def __init__(self, at=None, pause=0.0):
+        self.at, self.pause, self.passed = at, pause, 0
+
+    def step(self):
+        self.passed += 1
+        if self.passed == self.at:
+            threading.Thread(target=self.die, daemon=True).start()
+
+    def die(self):
+        time.sleep(self.pause)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+for _name in PLACES:
+    setattr(Dies, _name, hookimpl(lambda self, loop: self.step()))
+
+SAVING = {"save_every": "2 batches", "val_check_interval": 4}
+
+
+def doomed(folder, strategy, options, rank, at, pause):
+    """A life that ends by the death of ``rank``."""
+    here = Dies(at, pause) if int(os.environ["RANK"]) == rank else Dies()
+    return life(folder, strategy, here, resume="auto", **{**SAVING, **options})
+
+
+def counted(folder, strategy, options):
+    """An undisturbed life, and how many places there are in it."""
+    counter = Dies()
+    return life(folder, strategy, counter, **{**SAVING, **options}), counter.passed
+
+
+def elastic(folder, deaths):
+    """A worker of torchrun: in each of its first lives one rank is killed, as ``deaths`` says; the last writes what came out."""
+    life_number, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    (victim, *how) = deaths[life_number] if life_number < len(deaths) else (None,)
+    outcome = life(
+        folder, DDP, Dies(*how) if rank == victim else Dies(), "signals", "interrupt", resume="auto", **SAVING
+    )
+    Path(folder, f"outcome.{rank}").write_text(json.dumps(plain(outcome)))
+
+
+def plain(outcome):
+    """An outcome as JSON has it, to the bit: losses apart, of which there are but the last."""
+    weights = {name: value.tolist() for name, value in outcome["weights"].items()}
+    optimizers = [{name: value.tolist() for name, value in each.items()} for each in outcome["optimizers"]]
+    return json.loads(
+        json.dumps({**outcome, "weights": weights, "optimizers": optimizers, "losses": outcome["losses"][-1]})
+    )
+
+
+if __name__ == "__main__":
+    elastic(Path(sys.argv[1]), json.loads(sys.argv[2]))
