@@ -160,6 +160,9 @@ def commands() -> str:
         text, _, options = ask(name).partition("\n'accelerator' of ")
         text = text.rstrip() + ("\n\nThen every option of every installed plugin." if options else "")
         parts.append(f"## lightloop {name}\n\n```text\n$ lightloop {name} --help\n{text}\n```\n")
+        for action in actions(name):
+            said = ask(name, action).rstrip()
+            parts.append(f"### lightloop {name} {action}\n\n```text\n$ lightloop {name} {action} --help\n{said}\n```\n")
     return "\n".join(parts)
 
 
@@ -167,6 +170,12 @@ def command_names() -> list[str]:
     """The commands that come with Lightloop."""
     found = metadata.entry_points(group="lightloop.commands")
     return sorted(entry.name for entry in found if entry.dist is not None and entry.dist.name == "lightloop")
+
+
+def actions(name: str) -> list[str]:
+    """The words that a command takes first, each of which has a help of its own."""
+    found = re.search(rf"^usage: lightloop {name} \[-h\] \{{([\w,]+)\}}", ask(name))
+    return found[1].split(",") if found else []
 
 
 @cache

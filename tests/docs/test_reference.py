@@ -14,6 +14,7 @@ import lightloop
 import lightloop.testing
 from lightloop import Hooks, discover
 from lightloop.plugin import OPTION, options_of
+from lightloop_plugins.checkpoint.commands.front import ACTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXTENSION = DOCS / "_ext" / "lightloop_reference.py"
@@ -99,6 +100,9 @@ def test_every_command_is_there_with_what_it_says_of_itself(reference):
     for name, section in sections.items():
         assert f"usage: lightloop {name}" in section
     assert "every option of every installed plugin" in sections["fit"]
+    for action in ACTIONS:
+        assert f"### lightloop checkpoint {action}\n" in sections["checkpoint"]
+        assert f"usage: lightloop checkpoint {action} " in sections["checkpoint"]
     assert len(sections["fit"].splitlines()) < 80
 
 
