@@ -48,6 +48,10 @@ test-third-party:  ## Run the tests of the distributions in examples/third_party
 			(cd examples/third_party/lightloop-$$name && $${python%python}pytest $(ARGS)) || exit 1; \
 		done && $$python -m pytest tests/third_party $(ARGS)
 
+# The hosts are network namespaces, which root alone can make; elsewhere the tests are passed over.
+test-netns: $(STAMP)  ## Run the tests of two hosts that meet over a network
+	LIGHTLOOP_NETNS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/netns $(ARGS)
+
 # Not in `make test`: half an hour of runs that are killed at random and at every call to the file system.
 torture: $(STAMP)  ## Run the tests that kill and fail runs by the hundred
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m torture $(ARGS)

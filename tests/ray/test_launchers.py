@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightloop.testing.ranks import run_ranks, values_of
-from tests.ray.job import train
+from tests.launched import train
 
 pytestmark = [
     pytest.mark.processes,

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -51,3 +52,7 @@ def train(config):
     if trainer.is_global_zero:
         Path(config["folder"], "outcome.json").write_text(json.dumps(outcome))
     return outcome
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))
