@@ -1,22 +1,31 @@
 """Train a character-level recurrent language model on the source text of Python's own standard library.
 
     python examples/char_lm.py [--steps 300] [--dir runs/char_lm]
+    python examples/char_lm.py --name mine --kill-at 120; python examples/char_lm.py --name mine
 
 Truncated back-propagation through time cuts each batch of 256 characters into pieces of 64 and carries the hidden
 state from one to the next; gradients are clipped and the learning rate follows a cosine. It ends with the held-out
 loss in bits per character, and a sample.
+
+With a name, the run goes on from its newest checkpoint, if there is one. The second line kills it in the midst of an
+epoch of shuffled batches, as a power cut would, and goes on; kill_and_resume.py compares the outcome with that of a run
+that nobody killed.
 """
 
 import argparse
+import hashlib
 import math
+import os
+import signal
 import sysconfig
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from lightloop import Module, Trainer
+from lightloop import Callback, Module, Trainer
 
 
 class CharLM(Module):
@@ -62,8 +71,21 @@ class CharLM(Module):
         return prompt
 
 
-def load(characters=400_000, batch_size=16, length=256):
-    """Batches of ``(text, following)``, each ``(batch_size, length)``, for training and validation; and the alphabet."""
+class PowerCut(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, module):
+        if trainer.global_step >= self.step:
+            print(
+                f"killed after {trainer.global_step} steps, in batch {trainer.batch_idx} of epoch {trainer.current_epoch}",
+                flush=True,
+            )
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def load(characters, batch_size=16, length=256):
+    """Loaders of ``(text, following)``, each ``(batch_size, length)``, for training and validation; and the alphabet."""
     library = Path(sysconfig.get_paths()["stdlib"])
     source = ""
     for file in sorted(library.glob("*.py")):
@@ -75,21 +97,21 @@ def load(characters=400_000, batch_size=16, length=256):
     codes = {character: code for code, character in enumerate(alphabet)}
     text = torch.tensor([codes[character] for character in source])
     rows = (len(text) - 1) // length
-    inputs = text[: rows * length].view(rows, length)
-    following = text[1 : rows * length + 1].view(rows, length)
-    shuffled = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
-    batches = [(inputs[rows], following[rows]) for rows in shuffled.split(batch_size)[:-1]]
-    held_out = max(1, len(batches) // 10)
-    return batches[held_out:], batches[:held_out], alphabet
+    data = TensorDataset(text[: rows * length].view(rows, length), text[1 : rows * length + 1].view(rows, length))
+    train, held_out = random_split(data, [0.9, 0.1], torch.Generator().manual_seed(0))
+    return DataLoader(train, batch_size, shuffle=True, drop_last=True), DataLoader(held_out, batch_size), alphabet
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--dir", default="runs/char_lm", help="where metrics go")
+    parser.add_argument("--characters", type=int, default=400_000, help="how much of the library is read")
+    parser.add_argument("--dir", default="runs/char_lm", help="where metrics and checkpoints go")
+    parser.add_argument("--name", help="go on with the run of this name")
+    parser.add_argument("--kill-at", type=int, help="end with SIGKILL after so many steps")
     arguments = parser.parse_args()
 
-    train, val, alphabet = load()
+    train, val, alphabet = load(arguments.characters)
     torch.manual_seed(0)
     module = CharLM(alphabet, arguments.steps)
     trainer = Trainer(
@@ -97,12 +119,19 @@ def main():
         max_steps=arguments.steps,
         truncated_bptt_steps=64,
         gradient_clip_val=1.0,
+        seed=0,
         log_every_n_steps=10,
         default_root_dir=arguments.dir,
+        run_name=arguments.name,
+        resume="auto" if arguments.name else None,
+        save_every=20,  # steps
+        callbacks=[PowerCut(arguments.kill_at)] if arguments.kill_at else [],
     )
     result = trainer.fit(module, train, val)
     metrics = trainer.validate(module, val)
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
     print(f"\nafter {result.global_step} steps: {metrics['val_bits_per_character']:.3f} bits per character held out")
+    print(f"sha256 of the weights: {hashlib.sha256(weights).hexdigest()}")
     print("a sample:\n" + module.sample("def "))
 
 
