@@ -16,9 +16,10 @@ from lightloop.plugin import Plugin
 
 def check_hooks(plugin: Plugin, hooks: Mapping[str, pluggy.HookCaller]) -> None:
     """Refuse hooks that would never be called, or not as their author thinks."""
+    label = plugin.label
     for name, method in inspect.getmembers(type(plugin), inspect.isroutine):
         marked = getattr(method, "lightloop_impl", None)
-        where = f"plugin {plugin.name!r} ({type(plugin).__module__}): hook {name!r}"
+        where = f"{label}: hook {name!r}"
         if marked is None:
             if name in hooks and _looks_like(method, hooks[name]):
                 raise PluginError(f"{where} is not marked and would never be called: write @hookimpl above it")

@@ -134,6 +134,7 @@ def _load(entry: EntryPoint, distribution: str, version: str) -> Found:
             raise PluginError(reason)
     except (Exception, SystemExit) as error:
         return Found(entry.name, entry.value, distribution, version, error=error)
+    plugin.distribution = f"{distribution} {version}".rstrip()
     return Found(entry.name, entry.value, distribution, version, plugin)
 
 

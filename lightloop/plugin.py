@@ -105,6 +105,8 @@ class Plugin(Implementations):
     """On which ranks its hooks run, "all" or "main", or hook by hook those that do not run on all."""
     on_failure: ClassVar[Literal["stop", "disable"]] = "stop"
     """What an error in one of its hooks does: stop the run, or warn and take the plugin out for the rest of it."""
+    distribution: ClassVar[str | None] = None
+    """Name and version of the distribution that has brought it, such as "lightloop 0.1.0"; set where it is found."""
     disturbs: ClassVar[tuple[str, ...]] = ()
     """What comes out otherwise for it than without it: of "parameters", "gradients", "random" (where the random numbers
     are) and "modes" (train or eval); and "waiting", if it reads values of the device in each batch."""
@@ -150,10 +152,16 @@ class Plugin(Implementations):
         """Every name by which another plugin may mean this one: its name, its group, its tags."""
         return frozenset((cls.name, *cls.tags, *([cls.group] if cls.group else [])))
 
+    @classmethod
+    def origin(cls) -> str:
+        """Where it comes from, as errors say it: its module, and the distribution that has brought it, if one has."""
+        distribution = vars(cls).get("distribution")  # not that of a base class: a subclass is somebody else's
+        return f"{cls.__module__}, {distribution}" if distribution else cls.__module__
+
     @property
     def label(self) -> str:
         """How errors name this plugin: its key, and where it comes from."""
-        return f"plugin {self.key!r} ({type(self).__module__})"
+        return f"plugin {self.key!r} ({self.origin()})"
 
     @property
     def key(self) -> str:

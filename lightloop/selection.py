@@ -64,7 +64,7 @@ class Selection:
         if not hasattr(chosen, "name"):
             raise TypeError(f'plugin class {kind.__name__} has no name: give it one, name = "..."')
         if (reason := unsuited(kind)) is not None:
-            raise PluginError(f"plugin {kind.name!r} ({kind.__module__}) {reason}")
+            raise PluginError(f"plugin {kind.name!r} ({kind.origin()}) {reason}")
         if not any(chosen is other for other in self.entries):
             self.entries.append(chosen)
 

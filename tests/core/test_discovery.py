@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint, distributions, version
 from pathlib import Path
 
 import pytest
 
-from lightloop import PluginError, discover, discovery
+from lightloop import PluginError, Trainer, discover, discovery
 from lightloop.selection import Selection
+from lightloop.testing import Probe, probe_batches
 
 GOOD = """
 from lightloop import Plugin, option
@@ -57,6 +58,40 @@ def test_installed_plugins_are_found_by_name_with_their_distribution(site):
     assert list(found) == ["aa", "bb"]
     assert [str(each) for each in found.values()] == ["'aa' of dist-a 1.0", "'bb' of dist-b 2.1"]
     assert [each.plugin.__name__ for each in found.values()] == ["A", "B"]
+
+
+FAILS = """
+from lightloop import Plugin, hookimpl
+class Fails(Plugin):
+    name = "fails"
+    @hookimpl
+    def after_batch(self, loop):
+        raise ValueError("mine")
+"""
+
+
+def notes_of(plugin, **options):
+    with pytest.raises((ValueError, RuntimeError)) as info:
+        Trainer(["-*", *plugin], **options).fit(Probe(), probe_batches(2))
+    return info.value.__notes__
+
+
+def test_an_error_names_plugin_distribution_hook_epoch_and_batch(site):
+    install(site, "dist-f", FAILS, "fails=Fails", version="2.1")
+    kind = discover(entries(site), {})["fails"].plugin
+    forget("dist_f")
+    place = "at epoch 0, batch 0"
+    assert notes_of([kind]) == ["in after_batch of plugin 'fails' (dist_f, dist-f 2.1)", place]
+
+    class Mine(kind):
+        name = "mine"
+
+    assert notes_of([Mine]) == [f"in after_batch of plugin 'mine' ({__name__})", place]
+    ours = f"lightloop_plugins.early_stopping, lightloop {version('lightloop')}"
+    assert notes_of([], early_stop_callback=True, early_stopping_monitor="x", max_epochs=2) == [
+        f"in after_epoch of plugin 'early_stopping:x' ({ours})",
+        "at epoch 0, batch 2",
+    ]
 
 
 def three(site):

@@ -148,7 +148,8 @@ def test_a_hook_that_cannot_be_called_is_refused(environment):
     assert asked == (
         2,
         "",
-        "lightloop explain: plugin 'crooked' (broken_hook): hook 'before_step' has no argument 'gradients'; it has loop\n",
+        "lightloop explain: plugin 'crooked' (broken_hook, broken-hook 1.0.0): hook 'before_step' has no argument 'gradients'; "
+        "it has loop\n",
     )
     assert other[0] == 0
 
