@@ -1,3 +1,5 @@
+"""kill_and_resume.py, which starts char_lm.py three times."""
+
 import os
 import re
 import subprocess
