@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from lightloop_plugins.accelerators._distributed import Place, RankError
+from lightloop_plugins.accelerators._control import RankError
+from lightloop_plugins.accelerators._distributed import Place
 from lightloop_plugins.accelerators._meeting import Meeting
 
 PATIENCE = timedelta(seconds=30)

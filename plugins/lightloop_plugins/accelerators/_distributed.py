@@ -8,13 +8,11 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from lightloop import Key, World
+from lightloop import Key
+from lightloop_plugins.accelerators._control import ControlledWorld
 
 T = TypeVar("T")
 
@@ -33,13 +32,6 @@ NODES: Key[int] = Key("devices.nodes")
 
 WIDE = {torch.bool: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """In which type values are reduced over gloo, for those that it cannot add or adds coarsely."""
-GUARD = (
-    " What concerns all of them (saving, validating, stopping, training) must be called on each rank: look for an "
-    "`if rank == 0` around it"
-)
-SLOTS = 6
-"""How many numbers a control message has room for."""
-OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
 @dataclass(frozen=True)
@@ -111,17 +103,11 @@ def node_address(name: str) -> str:
     return name
 
 
-class RankError(RuntimeError):
-    """The ranks are out of step, or one of them is gone."""
-
-
-class ProcessWorld(World):
+class ProcessWorld(ControlledWorld):
     """The processes of one run; what they tell one another goes through a gloo group, so that no device waits for it.
 
-    Every message says what it is about. Where ranks meet that are about different things, such as one that saves under
-    ``if rank == 0``, each of them raises a :class:`RankError` that has what all of them were doing. Where one of them is in
-    a backward that reduces gradients meanwhile, because the other's call is inside its training_step, this is seen only
-    when the time is out; with ``skip_together=True``, at once.
+    Where one of the ranks is in a backward that reduces gradients, because another's call is inside its training_step,
+    that they are out of step is seen only when the time is out; with ``skip_together=True``, at once.
     """
 
     def __init__(self, store: Store | None, timeout: timedelta, owns: bool) -> None:
@@ -141,14 +127,7 @@ class ProcessWorld(World):
         self._groups.append(dist.new_group(backend="gloo", timeout=self._timeout))
         return self._groups[-1]
 
-    def meet(self, what: str, *numbers: int, within: float | None = None) -> list[int]:
-        """The least of each of up to six numbers, over all ranks, once all of them are here for the same purpose.
-
-        Raises:
-            RankError: if they are here for other purposes, or do not come ``within`` so many seconds.
-        """
-        about = zlib.crc32(what.encode())
-        message = torch.tensor([about, -about, *numbers, *[0] * (SLOTS - len(numbers))])
+    def least(self, message: Tensor, within: float | None) -> list[int]:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
         options.timeout = self._timeout if within is None else min(self._timeout, timedelta(seconds=within))
@@ -157,19 +136,18 @@ class ProcessWorld(World):
         except RuntimeError as error:
             if within is None or "imed out" not in str(error):
                 raise
-            raise RankError(
-                f"rank {self.rank} is in {what}{_called_from()}, and not all ranks have come.{GUARD}"
-            ) from error
-        least, most, *answers = message.tolist()
-        if least != -most:
-            said: list[Any] = [None] * self.size
-            dist.all_gather_object(said, f"{what}{_called_from()}", self.control)
-            raise RankError(
-                "the ranks are out of step: "
-                + "; ".join(f"rank {rank} is in {each}" for rank, each in enumerate(said))
-                + f".{GUARD}"
-            )
-        return answers[: len(numbers)]
+            raise TimeoutError(f"{within} s") from error
+        return message.tolist()
+
+    def everyones(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, self.control)
+        return values
+
+    def told(self, value: T, source: int) -> T:
+        box = [value if self.rank == source else None]
+        dist.broadcast_object_list(box, source, self.control)
+        return box[0]  # type: ignore[return-value]
 
     def reduce(self, value: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
         value = value.detach()
@@ -182,29 +160,6 @@ class ProcessWorld(World):
         if op == "mean":
             whole = whole / self.size
         return whole.to(value.device, value.dtype if value.is_floating_point() or op != "mean" else whole.dtype)
-
-    def agree(self, *reasons: str | None) -> tuple[str | None, ...]:
-        firsts = self.meet(f"agree ({len(reasons)})", *(self.size if each is None else self.rank for each in reasons))
-        texts = {rank: self._tell(reasons, rank) for rank in sorted({*firsts} - {self.size})}
-        return tuple(None if rank == self.size else texts[rank][index] for index, rank in enumerate(firsts))
-
-    def broadcast(self, value: T, source: int = 0) -> T:
-        self.meet(f"broadcast (from rank {source})")
-        return self._tell(value, source)
-
-    def gather(self, value: T) -> list[T]:
-        self.meet("gather")
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, self.control)
-        return values
-
-    def barrier(self, within: float | None = None) -> None:
-        self.meet("barrier", within=within)
-
-    def _tell(self, value: T, source: int) -> T:
-        box = [value if self.rank == source else None]
-        dist.broadcast_object_list(box, source, self.control)
-        return box[0]  # type: ignore[return-value]
 
     # ------------------------------------------------------------------------------------------------ ways out
 
@@ -262,15 +217,3 @@ def _is_lost(error: BaseException) -> bool:
     """Whether it is what the collectives raise where another rank is gone."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(word in text for word in ("peer", "gloo", "nccl", "socket", "store"))
-
-
-def _called_from() -> str:
-    """Where the user's own code was on the way here, if it was."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        own = file.startswith((*OWN, "<")) or f"{os.sep}lightloop{os.sep}" in file
-        if not own:
-            return f", called from {os.path.basename(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return ""

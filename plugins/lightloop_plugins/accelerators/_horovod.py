@@ -13,15 +13,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from lightloop import Loop, World, parameters_of
-from lightloop_plugins.accelerators._distributed import RankError
+from lightloop import Loop, parameters_of
+from lightloop_plugins.accelerators._control import ControlledWorld, RankError, control_message
 
 T = TypeVar("T")
 
 WIDE = {torch.bool: torch.int32, torch.bfloat16: torch.float32}
 """In which type values travel, for those that Horovod does not know."""
-SLOTS = 6
-"""How many numbers a control message has room for."""
 FAILED = "error: "
 """How the message of a rank begins that has failed."""
 PATIENCE = 5.0
@@ -51,32 +49,27 @@ def engine() -> ModuleType:
     return hvd  # type: ignore[no-any-return]
 
 
-class HorovodWorld(World):
-    """The processes that horovodrun has started.
-
-    Every message is preceded by one that says what it is about. Where ranks meet that are about different things, each
-    of them raises a :class:`RankError` that has what all of them were doing.
-    """
+class HorovodWorld(ControlledWorld):
+    """The processes that horovodrun has started."""
 
     def __init__(self, hvd: ModuleType) -> None:
         self._hvd = hvd
         self.rank, self.local_rank, self.size = hvd.rank(), hvd.local_rank(), hvd.size()
 
-    def meet(self, what: str, *numbers: int) -> list[int]:
-        """The least of each of up to six numbers, over all ranks, once all of them are here for the same purpose."""
-        least, most, *answers = self._hvd.synchronize(self._send(what, *numbers)).tolist()
-        if least != -most:
-            said = self._said(what)
-            if failures := [f"rank {rank}: {each[len(FAILED) :]}" for rank, each in enumerate(said) if _failed(each)]:
-                raise RankError(f"another rank has failed. {'; '.join(failures)}")
-            raise RankError(
-                "the ranks are out of step: "
-                + "; ".join(f"rank {rank} is in {each}" for rank, each in enumerate(said))
-                + ". What concerns all of them (saving, validating, stopping, training) must be called on each rank: look for "
-                "an `if rank == 0` around it"
-            )
-        found: list[int] = answers[: len(numbers)]
-        return found
+    def least(self, message: Tensor, within: float | None) -> list[int]:
+        return self._hvd.synchronize(self._send(message)).tolist()  # type: ignore[no-any-return]
+
+    def everyones(self, value: T) -> list[T]:
+        return self._hvd.allgather_object(value, name="lightloop.gather")  # type: ignore[no-any-return]
+
+    def told(self, value: T, source: int) -> T:
+        return self._hvd.broadcast_object(value, source, name="lightloop.object")  # type: ignore[no-any-return]
+
+    def out_of_step(self, said: list[str]) -> RankError:
+        failures = [f"rank {rank}: {each[len(FAILED) :]}" for rank, each in enumerate(said) if each.startswith(FAILED)]
+        if failures:
+            return RankError(f"another rank has failed. {'; '.join(failures)}")
+        return super().out_of_step(said)
 
     def fail(self, error: BaseException, place: str) -> bool:
         """Let the other ranks know of ``error`` where they meet next, if that is soon; then leave them.
@@ -93,22 +86,17 @@ class HorovodWorld(World):
         return not lost
 
     def _announce(self, what: str) -> None:
-        handle, until = self._send(what), time.monotonic() + PATIENCE
+        handle, until = self._send(control_message(what)), time.monotonic() + PATIENCE
         while not self._hvd.poll(handle):
             if time.monotonic() > until:
                 return
             time.sleep(0.01)
         least, most, *_ = self._hvd.synchronize(handle).tolist()
         if least != -most:
-            self._said(what)
+            self.everyones(what)
 
-    def _send(self, what: str, *numbers: int) -> Any:
-        about = zlib.crc32(what.encode())
-        message = torch.tensor([about, -about, *numbers, *[0] * (SLOTS - len(numbers))])
+    def _send(self, message: Tensor) -> Any:
         return self._hvd.allreduce_async(message, op=self._hvd.Min, name="lightloop.control")
-
-    def _said(self, what: str) -> list[str]:
-        return self._hvd.allgather_object(what, name="lightloop.said")  # type: ignore[no-any-return]
 
     def reduce(self, value: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
         self.meet(f"reduce ({op} of shape {list(value.shape)})")
@@ -117,29 +105,6 @@ class HorovodWorld(World):
         operation = {"sum": hvd.Sum, "mean": hvd.Average, "min": hvd.Min, "max": hvd.Max}[op]
         whole = hvd.allreduce(value.detach().to(wide).contiguous(), op=operation, name=f"lightloop.{op}")
         return whole.to(kind) if kind.is_floating_point or op != "mean" else whole  # type: ignore[no-any-return]
-
-    def agree(self, *reasons: str | None) -> tuple[str | None, ...]:
-        firsts = self.meet(f"agree ({len(reasons)})", *(self.size if each is None else self.rank for each in reasons))
-        texts = {rank: self._tell(reasons, rank) for rank in sorted({*firsts} - {self.size})}
-        return tuple(None if rank == self.size else texts[rank][index] for index, rank in enumerate(firsts))
-
-    def broadcast(self, value: T, source: int = 0) -> T:
-        self.meet(f"broadcast (from rank {source})")
-        return self._tell(value, source)
-
-    def gather(self, value: T) -> list[T]:
-        self.meet("gather")
-        return self._hvd.allgather_object(value, name="lightloop.gather")  # type: ignore[no-any-return]
-
-    def barrier(self, within: float | None = None) -> None:
-        self.meet("barrier")
-
-    def _tell(self, value: T, source: int) -> T:
-        return self._hvd.broadcast_object(value, source, name="lightloop.object")  # type: ignore[no-any-return]
-
-
-def _failed(said: str) -> bool:
-    return said.startswith(FAILED)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lightloop_plugins.accelerators._distributed import RankError
+from lightloop_plugins.accelerators._control import RankError
 
 PIPE = "LIGHTLOOP_PARENT_PIPE"
 """Where a child finds the pipe that ends when its parent does."""

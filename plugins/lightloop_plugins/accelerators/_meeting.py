@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from lightloop_plugins.accelerators._distributed import Place, ProcessWorld, RankError, environment
+from lightloop_plugins.accelerators._control import RankError
+from lightloop_plugins.accelerators._distributed import Place, ProcessWorld, environment
 
 _OPEN: dict[tuple[int, str], Store] = {}
 """The stores that this process has connected to, by process and address; a port can be bound once, whatever number of runs follow."""
