@@ -1,6 +1,7 @@
 """The command ``lightloop checkpoint``: what it shows, that it changes nothing, and what it takes from others."""
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,9 @@ from lightloop_plugins.checkpoint.commands import text
 from lightloop_plugins.checkpoint.commands.compare import distance
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.manifest import write_manifest
+from lightloop_plugins.checkpoint.shards import Entry, Part, shard_file, write_index
+from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 
 QUIET = ["-progress", "-model_summary"]
 NAMES = [f"step-{n:09d}-batch-{n:09d}" for n in (2, 4, 6)]
@@ -178,8 +182,6 @@ def test_inspect_shows_all_and_reads_no_tensor(run, folder, monkeypatch):
 def test_what_a_stranger_wrote_moves_no_cursor(run, folder):
     (folder / f"{NAMES[0]}").rename(folder / ".bad-x")
     body = dict(LocalFolder(folder).manifest(NAMES[2]).body)
-    from lightloop_plugins.checkpoint.manifest import write_manifest
-
     files = LocalFolder(folder).manifest(NAMES[2]).files
     body["metrics"] = {"\x1b[2Jloss": 1.0}
     (folder / NAMES[2] / "MANIFEST.json").write_bytes(write_manifest(body, files))
@@ -262,6 +264,55 @@ def test_diff_of_runs_with_other_plugins_and_options(run, folder, tmp_path):
     assert {each["one"] for each in found["state"] if "ema.state.average" in each["path"]} == {
         "float32[8]", "float32[8, 4]", "float32[3]", "float32[3, 8]"
     }  # fmt: skip
+
+
+def test_diff_shows_another_order_of_plugins(run, folder):
+    name, row = NAMES[2], ["metrics", "plugins"]
+    files = LocalFolder(folder).manifest(name).files
+    body = {key: value for key, value in LocalFolder(folder).manifest(name).body.items() if key not in (*row, "files")}
+    for place, plugins in (("one", ["a", "b", "c"]), ("other", ["b", "a", "d"])):
+        shutil.copytree(folder / name, folder / place / name)
+        rows = [[key, "m", 1] for key in plugins]
+        manifest = write_manifest({**body, "metrics": {}, "plugins": rows}, files)
+        (folder / place / name / "MANIFEST.json").write_bytes(manifest)
+    found = json.loads(run("diff", folder / "one", folder / "other", "--json")[1])
+    assert [(each["path"], each["one"], each["other"]) for each in found["manifest"]] == [
+        ("plugins.c", "m, state 1", "absent"),
+        ("plugins.d", "absent", "m, state 1"),
+        ("plugins.their order", "a, b", "b, a"),
+    ]
+    assert found["state"] == []
+
+
+def test_a_checkpoint_that_several_ranks_have_written(run, folder, tmp_path):
+    """The same content, but for one tensor, whose rows are in files of two ranks."""
+    whole = LocalFolder(folder)
+    manifest, name = whole.manifest(NAMES[2]), "module.parameters.net.0.weight"
+    tensors = from_bytes(bytearray((folder / NAMES[2] / "tensors.safetensors").read_bytes()), "it")
+    weight, place = tensors.pop(name), tmp_path / "split" / NAMES[2]
+    place.mkdir(parents=True)
+    parts = [
+        Part(shard_file(rank), (rows.start, 0), (len(rows), 4)) for rank, rows in enumerate([range(5), range(5, 8)])
+    ]
+    contents = {
+        "state.json": (folder / NAMES[2] / "state.json").read_bytes(),
+        "tensors.safetensors": b"".join(to_bytes(tensors)),
+        "shards.json": write_index({name: Entry(weight.dtype, (8, 4), (0,), tuple(parts))}),
+        parts[0].file: b"".join(to_bytes({name: weight[:5]})),
+        parts[1].file: b"".join(to_bytes({name: weight[5:]})),
+    }
+    for file, data in contents.items():
+        (place / file).write_bytes(data)
+    files = {file: (len(data), hashlib.sha256(data).hexdigest()) for file, data in contents.items()}
+    body = {key: value for key, value in manifest.body.items() if key != "files"}
+    (place / "MANIFEST.json").write_bytes(write_manifest(body, files))
+    assert run("diff", folder, place)[0] == run("verify", place)[0] == run("list", place.parent)[0] == 0
+    assert json.loads(run("inspect", place, "--json")[1])["tensors"][name]["shape"] == [8, 4]
+    assert run("export", place, tmp_path / "split.pt")[0] == run("export", folder, tmp_path / "whole.pt")[0] == 0
+    one, other = (torch.load(tmp_path / file, weights_only=True) for file in ("split.pt", "whole.pt"))
+    assert all(torch.equal(one[name], value) for name, value in other.items())
+    damage(place / parts[1].file)
+    assert run("verify", place)[1] == f"{place}: {parts[1].file} has changed since it was written\n"
 
 
 def test_diff_of_a_damaged_checkpoint_is_an_error(run, folder):
@@ -411,6 +462,10 @@ def test_training_begins_with_imported_weights_and_says_what_is_anew(run, tmp_pa
     assert all(torch.equal(again.state_dict()[name], value) for name, value in plain.state_dict().items())
     with pytest.raises(CheckpointError, match="and resume_strict is set"):
         Trainer(QUIET, **options).fit(Net(), classification_batches(3), resume=target, resume_strict=True)
+    with pytest.raises(
+        CheckpointError, match=r"a.ckpt is no checkpoint of Lightloop: lightloop checkpoint import .*a.ckpt T"
+    ):
+        Trainer(QUIET, **options).fit(Net(), classification_batches(3), resume=tmp_path / "a.ckpt")
     with pytest.raises(CheckpointError, match="is of another module than Probe"):
         Trainer(QUIET, **options).fit(Probe(), probe_batches(3), resume=target)
 

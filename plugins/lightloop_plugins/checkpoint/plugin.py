@@ -138,7 +138,7 @@ class Checkpoint(Plugin):
             self._every.start(loop)
         if self._resume is not None:
             self._found = self._find(loop)
-            if begin_with(loop.module, self._resume, self._found, self.strict):
+            if begin_with(loop.module, self._resume, self._found, self.strict, loop.world.is_main):
                 self._found = None
         if self._found is None:
             yield

@@ -40,6 +40,10 @@ def load_path(place: str | os.PathLike[str], aside: bool = True, shards: Shards 
     parent, _, name = text.rpartition("/")
     if name.startswith((PREFIX, EXCEPTION)) and is_name(name):
         return load_one(folder_of(parent or "."), name, shards=shards)
+    if os.path.isfile(text):
+        raise CheckpointError(
+            f"{text} is no checkpoint of Lightloop: lightloop checkpoint import {text} TARGET makes one"
+        )
     for folder in (text, f"{text}/{FOLDER}"):
         if (found := load_newest(folder_of(folder), aside=aside, shards=shards)) is not None:
             return found
@@ -98,23 +102,23 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
     return module
 
 
-def begin_with(module: nn.Module, place: str | os.PathLike[str], found: Found | None, strict: bool) -> bool:
+def begin_with(module: nn.Module, place: str, found: Found | None, strict: bool, tell: bool = True) -> bool:
     """Where what a run was told to go on from has weights alone, put them into ``module``; whether it was so.
 
     ``"auto"`` takes none: whoever goes on with a run means all of it.
     """
-    text = os.fspath(place)
-    if text == "auto" or (found is not None and found.manifest.body.get("content") == "run"):
+    if place == "auto" or (found is not None and found.manifest.body.get("content") == "run"):
         return False
-    if found is None and not text.endswith(".safetensors"):
+    if found is None and not place.endswith(".safetensors"):
         return False
-    anew = f"{text} has weights alone: training begins at step 0 with them"
+    anew = f"{place} has weights alone: training begins at step 0 with them"
     if strict:
         raise CheckpointError(f"{anew}, and resume_strict is set")
-    fill(module, _read(text)[0], text)
-    warnings.warn(
-        f"{anew}; optimizers, schedules, plugins, random numbers and the place in the data begin anew", stacklevel=3
-    )
+    fill(module, _read(place)[0], place)
+    if tell:
+        warnings.warn(
+            f"{anew}; optimizers, schedules, plugins, random numbers and the place in the data begin anew", stacklevel=3
+        )
     return True
 
 

@@ -68,6 +68,8 @@ def of_manifests(one: Place, other: Place) -> Iterator[Difference]:
             a, b = (each.get(path, ABSENT) for each in values)
             if a != b:
                 yield Difference(f"{section}.{path}", a, b)
+        if section == "plugins":
+            yield from _order(*bodies)
 
 
 def of_states(one: Place, other: Place) -> Iterator[Difference]:
@@ -118,8 +120,15 @@ def _section(value: Any) -> dict[str, Any]:
             for key, part in its.items()
         }
         return {**{name: each for name, each in value.items() if not isinstance(each, Mapping)}, **nested}
-    rows = {str(row[0]): f"at place {place}, state {row[2]}" for place, row in enumerate(value)}
-    return rows if isinstance(value, list) else {}
+    return {str(key): f"{module}, state {version}" for key, module, version in value}
+
+
+def _order(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Difference]:
+    """The plugins that both have, if they are in another order."""
+    keys = [[str(row[0]) for row in body.get("plugins", ())] for body in (one, other)]
+    common = [[key for key in own if key in theirs] for own, theirs in (keys, keys[::-1])]
+    if common[0] != common[1]:
+        yield Difference("plugins.their order", ", ".join(common[0]), ", ".join(common[1]))
 
 
 def _shown(value: Any) -> Any:

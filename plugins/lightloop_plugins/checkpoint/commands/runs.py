@@ -54,7 +54,7 @@ class Runs:
         told = {"folder": str(self.folder), "name": name, "places": self.places, "kill": kill}
         plugins = [os.environ.get("LIGHTLOOP_PLUGINS", ""), f"{Witness.__module__}:{Witness.__name__}"]
         environ = {VARIABLE: json.dumps(told), "LIGHTLOOP_PLUGINS": ",".join(filter(None, plugins))}
-        options = {**OVERRIDES, "save_last": str(2 + len(self.places)), "resume": "auto" if resume else "null"}
+        options = {**OVERRIDES, "save_last": str(2 + max(1, len(self.places))), "resume": "auto" if resume else "null"}
         options |= {"default_root_dir": str(self.folder), "output": str(self.folder / f"{name}.pt")}
         code = run_fit([*self.words, *(f"--{option}={value}" for option, value in options.items())], environ, log)
         if code != 0 if kill is None else not self.killed_at(kill):
