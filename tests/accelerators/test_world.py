@@ -179,3 +179,16 @@ def test_a_node_that_no_name_server_knows_is_where_slurm_says(tmp_path, monkeypa
     assert (place.address, place.port) == ("10.0.0.7", 10062)
     assert environment({**SLURM, **hosts, "SLURM_RESTART_COUNT": "1"}).port == 10063
     assert environment({**SLURM, **hosts, "MASTER_ADDR": "a"}).address == "a"
+
+
+def fit_closure(strategy):
+    module = Probe()
+    module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters())
+    Trainer(["-*"], strategy=strategy).fit(module, [torch.tensor(1.0)])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_optimizers_that_go_forward_by_themselves_are_refused(strategy):
+    for outcome in run_ranks(fit_closure, 2, strategy):
+        assert outcome.error.startswith("ValueError: LBFGS decides by the loss how often it goes forward")
+        assert f"use another optimizer with strategy='{strategy}'" in outcome.error

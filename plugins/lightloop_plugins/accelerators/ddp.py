@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightloop import Loop, Step, discover, hookimpl, needs_closure, option, parameters_of
-from lightloop_plugins.accelerators._processes import Processes
+from lightloop import Loop, Step, discover, hookimpl, option, parameters_of
+from lightloop_plugins.accelerators._processes import Processes, no_closures
 
 BUCKET = 25 * 2**20
 """How many bytes of gradients are reduced at a time, which is what torch takes as well."""
@@ -82,12 +82,7 @@ class Ddp(Processes):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        for optimizer in loop.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"{type(optimizer).__name__} decides by the loss how often it goes forward, which differs from rank to "
-                    "rank: use another optimizer with strategy='ddp', or one process"
-                )
+        no_closures(loop, self)
         self._step, loop.training_step = loop.training_step, self._forward
         self._wrap(loop)
 

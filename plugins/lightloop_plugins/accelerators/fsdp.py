@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightloop import Loop, hookimpl, needs_closure, option, scale_
+from lightloop import Loop, hookimpl, option, scale_
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.accelerators._distributed import ProcessWorld
-from lightloop_plugins.accelerators._processes import Processes
+from lightloop_plugins.accelerators._processes import Processes, no_closures
 
 
 class Fsdp(Processes):
@@ -65,12 +65,7 @@ class Fsdp(Processes):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        for optimizer in loop.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"{type(optimizer).__name__} decides by the loss how often it goes forward, which differs from rank to "
-                    "rank: use another optimizer with strategy='fsdp', or one process"
-                )
+        no_closures(loop, self)
 
     @hookimpl
     def after_forward(self, loop: Loop) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import Literal
 
-from lightloop import Loop, Plugin, Setup, hookimpl, needs_closure, option
+from lightloop import Loop, Plugin, Setup, hookimpl, option
 from lightloop_plugins.accelerators._horovod import (
     HorovodWorld,
     average_gradients,
@@ -15,7 +15,7 @@ from lightloop_plugins.accelerators._horovod import (
     share_state,
     share_weights,
 )
-from lightloop_plugins.accelerators._processes import same_count, same_module
+from lightloop_plugins.accelerators._processes import no_closures, same_count, same_module
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """What learning rates are called in a parameter group, by optimizers and by schedules."""
@@ -84,12 +84,7 @@ class Horovod(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        for optimizer in loop.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"{type(optimizer).__name__} decides by the loss how often it goes forward, which differs from rank to "
-                    "rank: use another optimizer with strategy='horovod', or one process"
-                )
+        no_closures(loop, self)
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
