@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightloop import Plugin, Trainer, hookimpl
-from lightloop.testing import Probe
+from lightloop.testing import Probe, TinyClassifier, classification_batches
 from lightloop.testing.ranks import run_ranks, values_of
 from lightloop_plugins.accelerators._distributed import environment, first_host, node_address
 
@@ -182,9 +182,9 @@ def test_a_node_that_no_name_server_knows_is_where_slurm_says(tmp_path, monkeypa
 
 
 def fit_closure(strategy):
-    module = Probe()
+    module = TinyClassifier()
     module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters())
-    Trainer(["-*"], strategy=strategy).fit(module, [torch.tensor(1.0)])
+    Trainer(["-*"], strategy=strategy).fit(module, classification_batches(1))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
