@@ -6,6 +6,7 @@ SIGKILL is sent, while the victim goes on. It does not go far: some places later
 one life may, it stands and waits for its end. So no life can be the last one before every kill has been made.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -128,36 +129,44 @@ def result(folder):
     return json.loads((folder / "result").read_text())[1], order
 
 
-def start(*arguments):
-    """A process that lives."""
+@contextlib.contextmanager
+def started(*arguments):
+    """A process that lives, until the end of the block at most."""
     context = multiprocessing.get_context("forkserver")
     plugins = [found.value.partition(":")[0] for found in discover().values() if found.plugin]
     context.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.fsdp", *plugins])
     process = context.Process(target=live, args=arguments)
     process.start()
-    return process
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def hear(pipe, process, places):
+    """Wait until the process has passed so many more places, or waits for its end."""
+    said = b""
+    while len(said) < places and b"!" not in said:
+        ready, _, _ = select.select([pipe, process.sentinel], [], [], PATIENCE)
+        assert pipe in ready, f"the victim is silent, or has ended by itself: exit status {process.exitcode}"
+        said += os.read(pipe.fileno(), places - len(said))
 
 
 def undisturbed(victim, folder):
     """Let a life come to its end; how many places there were in it."""
     folder.mkdir(exist_ok=True)
-    process = start(victim, folder)
-    process.join(PATIENCE)
-    assert process.exitcode == 0
+    with started(victim, folder) as process:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
     return json.loads((folder / "result").read_text())[0]
 
 
-def kill_once(victim, folder, at, places, batches, pause):
+def kill_once(victim, folder, at, places, batches, pause=0.0):
     """Begin a life that is over after ``places`` places or ``batches`` batches, and kill it after ``at`` places."""
-    here, there = multiprocessing.get_context("forkserver").Pipe(duplex=False)
-    with here:
-        with there:
-            process = start(victim, folder, there, places, batches)
-        said = b""
-        while len(said) < at and b"!" not in said:
-            ready, _, _ = select.select([here, process.sentinel], [], [], PATIENCE)
-            assert here in ready, f"the victim is silent, or has ended by itself: exit status {process.exitcode}"
-            said += os.read(here.fileno(), 4096)
+    here, there = multiprocessing.Pipe(duplex=False)
+    with here, there, started(victim, folder, there, places, batches) as process:
+        hear(here, process, at)
         time.sleep(pause)
         process.kill()
         process.join(PATIENCE)

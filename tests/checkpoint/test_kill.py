@@ -3,19 +3,23 @@
 import errno
 import functools
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import time
 
 import pytest
 
+from lightloop import Plugin, hookimpl, option
 from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest
 from lightloop_plugins.checkpoint.local import LocalFolder
 from tests.checkpoint import killing
+from tests.checkpoint.conftest import in_memory
 from tests.checkpoint.faults import FaultyDisk, in_child
-from tests.checkpoint.rig import LOADERS, Net, outcome, train
+from tests.checkpoint.rig import LOADERS, Net, outcome, train, worker_noise
 
 
 class Logged(Net):
@@ -71,16 +75,18 @@ def test_there_are_fifty_kills_and_more():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole():
     """What comes out of each victim if nobody kills it, and how many places it passes."""
+    memory = in_memory()
 
     @functools.cache
     def run(victim):
-        folder = tmp_path_factory.mktemp("whole")
+        folder = memory / victim
         places = killing.undisturbed(victim, folder)
         return killing.result(folder), places
 
-    return run
+    yield run
+    shutil.rmtree(memory)
 
 
 @pytest.mark.parametrize("victim", killing.VICTIMS)
@@ -97,6 +103,75 @@ def test_killed_in_every_batch_and_at_many_places(tmp_path, whole, victim, seed)
     expected, places = whole(victim)
     killing.kill(victim, tmp_path / "killed", 40, seed, places)
     assert killing.result(tmp_path / "killed") == expected
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.torture), 6])
+@pytest.mark.parametrize("victim", ["two optimizers", pytest.param("workers that augment", marks=pytest.mark.torture)])
+def test_killed_again_and_again_while_it_resumes(tmp_path, whole, victim, step):
+    """Each life gets a little further than the one before; none comes to its first batch."""
+    expected, _ = whole(victim)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    killing.kill_once(victim, folder, 700, 700, 99)
+    trained = (folder / "trace").read_text()
+    assert trained
+    for at in range(1, 60, step):
+        killing.kill_once(victim, folder, at, at, 0)
+    assert (folder / "trace").read_text() == trained
+    killing.undisturbed(victim, folder)
+    assert killing.result(folder) == expected
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("victim", ["two optimizers", "saving on a thread"])
+def test_stopped_for_a_while_it_loses_nothing_and_stays_the_writer(tmp_path, whole, victim):
+    expected, places = whole(victim)
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    here, there = multiprocessing.Pipe(duplex=False)
+    with here, there, killing.started(victim, folder, there, 0, 10_000) as process:
+        for _ in range(4):
+            killing.hear(here, process, places // 5)
+            os.kill(process.pid, signal.SIGSTOP)
+            (lock,) = folder.glob("runs/x/*/checkpoints/.lock")
+            with pytest.raises(CheckpointError, match=f"another process writes checkpoints .*: pid {process.pid} "):
+                LocalFolder(lock.parent).open("another")
+            time.sleep(1)
+            os.kill(process.pid, signal.SIGCONT)
+        process.join(killing.PATIENCE)
+        assert process.exitcode == 0
+    assert killing.result(folder) == expected
+
+
+class KillsWorker(Plugin):
+    """Kills a process that loads data."""
+
+    name = "kills_worker"
+    at: int = option(9, "In which batch; -1 is never.")
+
+    @hookimpl
+    def before_fit(self, loop):
+        self.others = set(multiprocessing.active_children())
+
+    @hookimpl
+    def before_batch(self, loop):
+        if loop.total_batches == self.at:
+            worker = next(iter(set(multiprocessing.active_children()) - self.others))
+            worker.kill()
+            worker.join()
+
+    @hookimpl
+    def teardown(self, loop):
+        del self.others
+
+
+def test_a_worker_that_is_killed_ends_the_run_and_the_next_one_goes_on(tmp_path):
+    make = functools.partial(worker_noise, 2)
+    expected = outcome(*train(tmp_path / "whole", make))
+    with pytest.raises(RuntimeError, match=r"worker \(pid.* (exited unexpectedly|is killed by signal)") as raised:
+        train(tmp_path / "killed", make, [KillsWorker])
+    assert any(note.startswith("at epoch 1, batch ") for note in raised.value.__notes__)
+    assert outcome(*train(tmp_path / "killed", make, [KillsWorker(at=-1)], resume="auto")) == expected
 
 
 OPTIONS = {"accumulate_grad_batches": 2, "val_check_interval": 3, "gradient_clip_val": 1.0, "epochs": 8}
