@@ -144,10 +144,10 @@ def test_stopped_for_a_while_it_loses_nothing_and_stays_the_writer(tmp_path, who
 
 
 class KillsWorker(Plugin):
-    """Kills a process that loads data."""
+    """Kills the process that loads data and began last, so that there is a batch which it still has to read."""
 
     name = "kills_worker"
-    at: int = option(9, "In which batch; -1 is never.")
+    at: int = option(6, "In which batch; -1 is never.")
 
     @hookimpl
     def before_fit(self, loop):
@@ -156,7 +156,7 @@ class KillsWorker(Plugin):
     @hookimpl
     def before_batch(self, loop):
         if loop.total_batches == self.at:
-            worker = next(iter(set(multiprocessing.active_children()) - self.others))
+            worker = max(set(multiprocessing.active_children()) - self.others, key=lambda process: process._identity)
             worker.kill()
             worker.join()
 
