@@ -6,15 +6,17 @@ docstrings is reStructuredText, so they are shown through autodoc.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import io
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import lightloop
@@ -23,7 +25,9 @@ from lightloop import Hooks, Plugin, discover
 from lightloop.cli.front import main
 from lightloop.dispatch import CLEAN_UP
 from lightloop.plugin import OPTION, options_of
+from lightloop.testing.accelerators import AcceleratorContract
 
+ROOT = Path(__file__).resolve().parents[2]
 MARK = re.compile(r"^<!-- generated: ([a-z_]+) -->$", re.MULTILINE)
 LABEL = re.compile(r"^(When|May change|Default|Order): ")
 HOOKS = {name: spec for name, spec in vars(Hooks).items() if hasattr(spec, "lightloop_spec")}
@@ -153,6 +157,44 @@ def testing() -> str:
     return "\n".join(documented(lightloop.testing, name) for name in lightloop.testing.__all__)
 
 
+SUITES = {
+    "tests/accelerators/test_contract.py": ("{}", "`make test`"),
+    "tests/horovod/test_horovod.py": ("{}", "`make test-horovod`"),
+    "tests/xla/test_xla.py": ("{}", "`make test-xla`"),
+    "scripts/gpu_check.py": ("{} on GPUs", "needs {}"),
+}
+"""Where the contract of accelerators is run: how the accelerator is called, and what a cell says."""
+
+
+def contract() -> str:
+    """Each accelerator that is held to the contract, row by row: which suite runs it, or which hardware that takes."""
+    rows = [name for name in vars(AcceleratorContract) if name.startswith("test_")]
+    columns = {name.replace("one on GPUs", "gpu"): cells for name, cells in contract_columns(rows)}
+    body = [(row.removeprefix("test_").replace("_", " "), *(columns[name][row] for name in columns)) for row in rows]
+    return table(("row", *columns), body)
+
+
+def contract_columns(rows: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Read from the source, for what it imports is not installed everywhere."""
+    for file, (title, cell) in SUITES.items():
+        found: dict[str, dict[str, object]] = {}
+        for node in ast.parse((ROOT / file).read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name.startswith("Test") and node.bases:
+                own = {
+                    each.targets[0].id: getattr(each.value, "value", None)
+                    for each in node.body
+                    if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
+                }
+                own |= {each.name: ast.get_docstring(each) for each in node.body if isinstance(each, ast.FunctionDef)}
+                found[node.name] = {**found.get(ast.unparse(node.bases[0]), {}), **own}
+        for name, own in found.items():
+            says = cell.format("two GPUs" if own.get("ranks") == 2 else "a GPU")
+            cells = {row: f"{own[row] or 'another test'}: {says}" if row in own else says for row in rows}
+            if own.get("reduces") is False:
+                cells["test_held_steps_do_not_reduce"] += ", by its numbers"
+            yield title.format(name.removeprefix("Test").lower()), cells
+
+
 def commands() -> str:
     """What each command of ``lightloop`` says of itself."""
     parts = [f"```text\n$ lightloop --help\n{ask().rstrip()}\n```\n"]
@@ -258,6 +300,7 @@ def rst(text: str) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "aliases": aliases,
     "commands": commands,
+    "contract": contract,
     "hooks": hooks,
     "names": names,
     "options": options,
