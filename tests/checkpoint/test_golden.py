@@ -1,0 +1,182 @@
+"""Checkpoints that earlier versions have written go on loading; there is one of each format in tests/golden.
+
+To add one when the format changes::
+
+    python -m tests.checkpoint.test_golden tests/golden/format-N
+
+Those that are there are never made anew: that they can be read as they are is what is tested.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightloop import Module, Plugin, Trainer, hookimpl
+from lightloop_plugins.checkpoint.find import load_newest, load_one
+from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.manifest import FORMAT
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FORMATS = sorted(path.name for path in GOLDEN.iterdir())
+BATCHES = [torch.arange(12.0).reshape(4, 3).sin() + 0.1 * number for number in range(6)]
+LAST = 9
+"""The batch after which the golden run broke off: the second epoch, in the middle of a window."""
+
+
+class Net(Module):
+    """Never changed: the checkpoints are of it."""
+
+    def __init__(self, width=4, name="golden"):
+        super().__init__()
+        self.save_hyperparameters()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape) * 0.1 * (number + 1))
+
+    def training_step(self, batch):
+        self.seen += len(batch)
+        loss = (self.body(batch).squeeze(1) - batch.sum(1)).square().mean()
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Counts(Plugin):
+    """Counts batches in its own state, and ends the golden run."""
+
+    name = "counts_for_test"
+    state_version = 1
+
+    def check(self):
+        self.batches = {"done": 0}
+        self.last = None
+
+    @hookimpl
+    def before_batch(self, loop):
+        if loop.total_batches == self.last:
+            raise ZeroDivisionError
+
+    @hookimpl
+    def after_batch(self):
+        self.batches["done"] += 1
+
+    def state_dict(self):
+        return {"batches": self.batches, "kept": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+
+
+def fit(folder, counts, resume=None):
+    options = {"accumulate_grad_batches": 4, "ema_decay": 0.5, "gradient_clip_val": 1.0, "save_every": "1 batches"}
+    plugins = ["-*", "in_step", "run_dir", "checkpoint", "lr_schedule", "duration", "early_stopping", counts]
+    options |= {"early_stopping_monitor": "loss", "early_stopping_patience": 5, "max_epochs": 4, "save_last": 1}
+    trainer = Trainer(plugins, checkpoint_dir=folder, default_root_dir="runs", **options)
+    module = Net()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*is of another run than this; what differs")  # versions do
+        result = trainer.fit(module, BATCHES, resume=resume)
+    return module, trainer, result
+
+
+def weights_of(module):
+    return {name: tensor.tolist() for name, tensor in module.state_dict().items()}
+
+
+@pytest.fixture(params=FORMATS)
+def golden(request, tmp_path, monkeypatch):
+    """A copy of a golden checkpoint in a folder, and what is known of it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN / request.param, tmp_path / "golden")
+    return Path("golden/checkpoints"), json.loads(Path("golden/expected.json").read_text())
+
+
+def test_there_is_one_of_each_format():
+    assert [f"format-{number}" for number in range(1, FORMAT + 1)] == FORMATS
+
+
+def test_it_verifies_and_says_what_it_is(golden):
+    folder, expected = golden
+    (name,) = LocalFolder(folder).names()
+    assert name == expected["name"]
+    LocalFolder(folder).verify(name)
+    assert load_newest(LocalFolder(folder)).manifest.place == (2, LAST)
+    assert load_one(LocalFolder(folder), name).state["hparams"] == {"width": 4, "name": "golden"}
+
+
+def test_a_run_goes_on_from_it(golden):
+    folder, expected = golden
+    counts = Counts()
+    module, trainer, result = fit(folder, counts, "auto")
+    assert (result.status, result.epoch, result.global_step) == ("finished", 4, 8)
+    assert counts.batches == {"done": 24}
+    found, wanted = weights_of(module), expected["weights"]
+    assert found.keys() == wanted.keys()
+    for name in wanted:  # to the bit on the machine and with the torch that have made it
+        torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(wanted[name]))
+    ema = next(plugin for plugin in trainer.loop.plugins if plugin.name == "ema")
+    assert ema.average.keys() == expected["average"].keys() != set()
+    for name, average in ema.average.items():
+        torch.testing.assert_close(average, torch.tensor(expected["average"][name]))
+
+
+def test_its_weights_can_be_loaded_alone(golden):
+    folder, expected = golden
+    module = Net.load_from_checkpoint(folder / expected["name"])
+    assert module.seen == 4 * LAST
+
+
+def test_a_plugin_of_a_later_version_takes_its_state_over(golden):
+    class Later(Counts):
+        state_version = 2
+
+        @classmethod
+        def migrate_state(cls, state, version):
+            assert version == 1
+            return {"total": state["batches"]["done"], "kept": state["kept"]}
+
+        def load_state_dict(self, state):
+            assert torch.equal(state["kept"], torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
+            self.batches = {"done": state["total"]}
+
+    counts = Later()
+    fit(golden[0], counts, "auto")
+    assert counts.batches == {"done": 24}
+
+
+def main(target):
+    """Make a golden checkpoint, and write down how its run would have gone on."""
+    os.makedirs(target)
+    os.chdir(target)
+    counts = Counts()
+    counts.last = LAST
+    with contextlib.suppress(ZeroDivisionError):
+        fit("checkpoints", counts)
+    (name,) = LocalFolder("checkpoints").names()
+    shutil.copytree("checkpoints", "more")
+    module, trainer, _ = fit("more", Counts(), "auto")
+    ema = next(plugin for plugin in trainer.loop.plugins if plugin.name == "ema")
+    average = {name: tensor.tolist() for name, tensor in ema.average.items()}
+    known = {"name": name, "weights": weights_of(module), "average": average}
+    Path("expected.json").write_text(json.dumps(known, indent=1) + "\n")
+    for left in ("more", "runs"):
+        shutil.rmtree(left)
+    os.remove("checkpoints/.lock")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
