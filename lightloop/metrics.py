@@ -45,12 +45,14 @@ class Running:
             return self.pairs[-1][0], 1
         values = _stack([value for value, _ in self.pairs])
         if self.reduce == "mean":
-            weights = _stack([weight for _, weight in self.pairs], like=values)
-            return _sum(_times(values, weights)), _sum(weights)
+            plain = [weight for _, weight in self.pairs]
+            weights = _stack(plain, like=values)
+            known = not any(isinstance(weight, Tensor) for weight in plain)
+            return _sum(_times(values, weights)), sum(plain) if known else _sum(weights)
         if isinstance(values, Tensor):
             return getattr(values, self.reduce)(), 1
-        plain: dict[str, Callable[..., Number]] = {"sum": sum, "min": min, "max": max}
-        return plain[self.reduce](values), 1
+        builtin: dict[str, Callable[..., Number]] = {"sum": sum, "min": min, "max": max}
+        return builtin[self.reduce](values), 1
 
     def value(self) -> Number:
         """The metric now; a tensor if any value was one."""
@@ -192,6 +194,8 @@ def _scalar(name: str, value: Number) -> Number:
 
 def _stack(values: list[Number], like: Tensor | list[Number] | None = None) -> Tensor | list[Number]:
     if isinstance(like, Tensor):
+        if not any(isinstance(value, Tensor) for value in values):
+            return torch.tensor(values, dtype=like.dtype, device=like.device)
         return torch.stack(
             [torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(()) for value in values]
         )
@@ -199,6 +203,8 @@ def _stack(values: list[Number], like: Tensor | list[Number] | None = None) -> T
     if first is None:
         return values
     kind = torch.promote_types(first.dtype, torch.float32)  # sums of half precision would be coarse
+    if all(isinstance(value, Tensor) and value.dtype == kind and value.device == first.device for value in values):
+        return torch.stack(values)  # type: ignore[arg-type]
     return torch.stack([torch.as_tensor(value, dtype=kind, device=first.device) for value in values])
 
 
