@@ -70,7 +70,7 @@ def restarted(tmp_path, lives):
     folder.mkdir()
     deaths = [
         (chance.randrange(2), chance.randrange(1, whole[0][1] // (lives + 1)), chance.uniform(0.0, 0.003))
-        for _ in range(2)
+        for _ in range(lives)
     ]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", str(lives), "--monitor-interval", "0.1", "-m", "tests.checkpoint.sharded_rig"]
