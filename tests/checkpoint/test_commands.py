@@ -25,6 +25,7 @@ from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import write_manifest
 from lightloop_plugins.checkpoint.shards import Entry, Part, shard_file, write_index
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
+from lightloop_plugins.checkpoint.unpickle import read_foreign
 
 QUIET = ["-progress", "-model_summary"]
 NAMES = [f"step-{n:09d}-batch-{n:09d}" for n in (2, 4, 6)]
@@ -503,7 +504,7 @@ def test_nothing_is_run_without_trust_which_says_what_it_trusts(run, tmp_path):
     )
     code, out, err = run("import", tmp_path / "evil.ckpt", tmp_path / "ours")
     assert (code, out, made.exists(), (tmp_path / "ours").exists()) == (1, "", False, False)
-    assert "has more than tensors and plain values in it" in err
+    assert "has more than tensors and plain values in it: it names posix.mkdir. If you trust" in err
     assert "lightloop checkpoint import --trust" in err
     digest = foreign.digest(tmp_path / "evil.ckpt")
     code, out, err = run("import", tmp_path / "evil.ckpt", tmp_path / "ours", "--trust")
@@ -514,6 +515,18 @@ def test_nothing_is_run_without_trust_which_says_what_it_trusts(run, tmp_path):
     left = out.splitlines()[3]
     assert left == "left behind: hyperparameter path, loops, callbacks, optimizer_states, lr_schedulers"
     assert Net.load_from_checkpoint(tmp_path / "ours").hparams == {"lr": 0.1}
+
+
+@pytest.mark.parametrize("data", [b"nonsense\n", b"", b"PK\x03\x04junk"])
+def test_what_is_no_file_of_torch_is_said_to_be_none(run, tmp_path, data):
+    (tmp_path / "a.pt").write_bytes(data)
+    code, _, err = run("import", tmp_path / "a.pt", tmp_path / "ours")
+    assert code == 1
+    assert err.startswith(
+        f"lightloop checkpoint import: {tmp_path}/a.pt is damaged, or no file that torch.save writes: "
+    )
+    assert err.count("\n") == 1
+    assert len(err) < 300
 
 
 def test_an_archive_that_is_packed_is_refused(run, tmp_path):
@@ -530,7 +543,7 @@ def test_an_old_torch_reads_no_foreign_file(tmp_path, monkeypatch):
     torch.save({"a": torch.zeros(1)}, tmp_path / "a.pt")
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     with pytest.raises(CheckpointError, match=r"CVE-2026-24747.*torch 2.10 or later"):
-        foreign.read_foreign(tmp_path / "a.pt")
+        read_foreign(tmp_path / "a.pt")
 
 
 LIGHTNING = """

@@ -10,7 +10,7 @@ import torch
 from lightloop import Trainer
 from lightloop.testing import TinyClassifier, classification_batches
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.foreign import import_weights
+from lightloop_plugins.checkpoint.unpickle import import_weights
 from lightloop_plugins.checkpoint.weights import export_weights, load_weights
 
 QUIET = ["-progress", "-model_summary"]

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from packaging.version import Version
 from torch import Tensor, nn
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
@@ -24,24 +18,11 @@ from lightloop_plugins.checkpoint.files import is_plain, write_safetensors
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import new_run
 from lightloop_plugins.checkpoint.storage import PREFIX, Content
-from lightloop_plugins.checkpoint.tensors import from_bytes
-from lightloop_plugins.checkpoint.tree import decode, encode
+from lightloop_plugins.checkpoint.tree import encode
 
-SAFE = Version("2.10")
-"""Before this version of torch, files of tensors alone could overwrite memory while they were read (CVE-2026-24747)."""
 WEIGHTS = ("state_dict", "model_state_dict", "model")
 """Under what a file may have its weights, beside other things."""
 HYPERPARAMETERS = ("hyper_parameters", "hparams")
-
-_TRUSTING = """
-import json, sys, torch
-from pathlib import Path
-from lightloop_plugins.checkpoint.foreign import Foreign
-from lightloop_plugins.checkpoint.files import write_safetensors
-found = Foreign.of(torch.load(sys.argv[1], map_location="cpu", weights_only=False), sys.argv[1])
-write_safetensors(found.weights, sys.argv[2])
-Path(sys.argv[3]).write_text(json.dumps(found.about()))
-"""
 
 
 @dataclass
@@ -126,46 +107,6 @@ class Foreign:
         return f"{folder.place.rstrip('/')}/{name}"
 
 
-def read_foreign(source: str | os.PathLike[str], trust: bool = False) -> Foreign:
-    """What is in a ``.ckpt``, ``.pt``, ``.bin`` or ``.safetensors`` file of somebody else's.
-
-    Args:
-        source: the file.
-        trust: run whatever code the file brings, in a process of its own with all that you may do. Without it nothing but
-            tensors and plain values is read, which is enough for nearly all files.
-
-    Raises:
-        CheckpointError: if it cannot be read so, or has no weights.
-    """
-    path = Path(source)
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path}")
-    if path.suffix == ".safetensors":
-        return Foreign(from_bytes(bytearray(path.read_bytes()), str(path)), "a file of safetensors")
-    if trust:
-        return _trusting(path)
-    if Version(torch.__version__) < SAFE:
-        raise CheckpointError(
-            f"torch {torch.__version__} can be made to overwrite memory by files of tensors alone (CVE-2026-24747): import "
-            f"{path} with torch {SAFE} or later, or with --trust if you trust whoever made it"
-        )
-    _check_archive(path)
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        why = str(error).partition("WeightsUnpickler error: ")[2].partition("\n")[0] or str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"{path} has more than tensors and plain values in it ({why[:200] or type(error).__name__}). If you trust whoever "
-            "made it with your account and your files, import it with trust=True: lightloop checkpoint import --trust"
-        ) from error
-    return Foreign.of(found, str(path))
-
-
-def import_weights(source: str | os.PathLike[str], trust: bool = False) -> dict[str, Tensor]:
-    """The weights alone of what :func:`read_foreign` reads."""
-    return read_foreign(source, trust).weights
-
-
 def plain_weights(found: Any, what: str) -> dict[str, Tensor]:
     """The tensors in what a file held: under ``state_dict``, ``model_state_dict`` or ``model``, or by themselves."""
     for name in WEIGHTS:
@@ -189,30 +130,6 @@ def digest(source: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file."""
     with open(source, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _trusting(path: Path) -> Foreign:
-    """What a process of its own makes of the file, by running whatever is in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        weights, about = Path(folder) / "weights.safetensors", Path(folder) / "about.json"
-        program = [sys.executable, "-c", _TRUSTING, str(path.absolute()), str(weights), str(about)]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run(program, capture_output=True, text=True, check=False, env=environ)
-        if done.returncode:
-            said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise CheckpointError(f"{path} cannot be read: {said[0]}")
-        tensors = {n: t.clone() for n, t in from_bytes(bytearray(weights.read_bytes()), str(path)).items()}
-        said = json.loads(about.read_text())
-        return Foreign(tensors, said["kind"], decode(said["hparams"], {}), said["step"], said["epoch"], said["left"])
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse a file that is packed: torch writes none, and a few bytes of one can become very many."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if entry.compress_type != zipfile.ZIP_STORED:
-                    raise CheckpointError(f"{path} is packed, as torch.save packs none: {entry.filename} is compressed")
 
 
 def _count(value: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from lightloop import Every, Key, Loop, Plugin, hookimpl, option
 from lightloop_plugins._sharding import SHARDING
+from lightloop_plugins.checkpoint.chosen import begin_with, load_for_evaluation
 from lightloop_plugins.checkpoint.content import Restoration, ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
@@ -21,14 +22,7 @@ from lightloop_plugins.checkpoint.record import describe_run, differences, finis
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content
-from lightloop_plugins.checkpoint.weights import (
-    FOLDER,
-    begin_with,
-    load_for_evaluation,
-    load_module,
-    load_path,
-    take_hyperparameters,
-)
+from lightloop_plugins.checkpoint.weights import FOLDER, load_module, load_path, take_hyperparameters
 from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
 
 log = logging.getLogger("lightloop")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.files import read_safetensors, write_safetensors, written
-from lightloop_plugins.checkpoint.find import Found, load_best, load_newest, load_one
+from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.manifest import is_name
 from lightloop_plugins.checkpoint.model import split_as
 from lightloop_plugins.checkpoint.remote import folder_of
@@ -72,7 +72,7 @@ def load_weights(module: nn.Module, place: str | os.PathLike[str], strict: bool 
     Raises:
         CheckpointError: if the file is damaged, or is of another module; the module is then as it was.
     """
-    fill(module, _read(place)[0], str(place), strict)
+    fill(module, read_weights(place)[0], str(place), strict)
 
 
 def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True, **arguments: Any) -> M:
@@ -87,7 +87,7 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
     Raises:
         CheckpointError: if an argument is missing, or the weights are of another module.
     """
-    weights, saved = _read(place)
+    weights, saved = read_weights(place)
     wanted = inspect.signature(cls).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
     given = {name: value for name, value in saved.items() if anything or name in wanted} | arguments
@@ -102,50 +102,7 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
     return module
 
 
-def begin_with(module: nn.Module, place: str, found: Found | None, strict: bool, tell: bool = True) -> bool:
-    """Where what a run was told to go on from has weights alone, put them into ``module``; whether it was so.
-
-    ``"auto"`` takes none: whoever goes on with a run means all of it.
-    """
-    if place == "auto" or (found is not None and found.manifest.body.get("content") == "run"):
-        return False
-    if found is None and not place.endswith(".safetensors"):
-        return False
-    anew = f"{place} has weights alone: training begins at step 0 with them"
-    if strict:
-        raise CheckpointError(f"{anew}, and resume_strict is set")
-    fill(module, _read(place)[0], place)
-    if tell:
-        warnings.warn(
-            f"{anew}; optimizers, schedules, plugins, random numbers and the place in the data begin anew", stacklevel=3
-        )
-    return True
-
-
-def load_for_evaluation(module: nn.Module, place: str | os.PathLike[str], places: list[str]) -> str:
-    """Put the weights of a checkpoint into ``module``; which one it was.
-
-    Args:
-        module: what is about to be evaluated.
-        place: a path, as in :func:`load_weights`; "auto" is the newest and "best" the best one in ``places``.
-        places: folders, the first of which that has a checkpoint is taken.
-    """
-    text = os.fspath(place)
-    if text not in ("auto", "best"):
-        load_weights(module, place)
-        return text
-    folder = next((folder for each in places if (folder := folder_of(each)).names()), None)
-    if folder is None:
-        raise CheckpointError(
-            f"resume={text!r}: no run of this experiment has saved a checkpoint: fit with monitor= first, or give a path"
-        )
-    found = load_best(folder) if text == "best" else load_newest(folder, aside=False)
-    assert found is not None  # there are some
-    fill(module, weights_of(found.state), folder.describe(found.name))
-    return folder.describe(found.name)
-
-
-def _read(place: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_weights(place: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The weights and the hyperparameters at a place."""
     if os.fspath(place).endswith(".safetensors"):
         return read_safetensors(place)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lightloop.cli.front import Parser, UsageError
 from lightloop_plugins.checkpoint.commands.text import printable, size
-from lightloop_plugins.checkpoint.foreign import digest, read_foreign
+from lightloop_plugins.checkpoint.foreign import digest
+from lightloop_plugins.checkpoint.unpickle import read_foreign
 from lightloop_plugins.checkpoint.weights import export_weights
 
 FILES = (".safetensors", ".pt", ".pth", ".bin")
