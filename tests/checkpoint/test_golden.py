@@ -25,7 +25,7 @@ from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import FORMAT
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-FORMATS = sorted(path.name for path in GOLDEN.iterdir())
+FORMATS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 BATCHES = [torch.arange(12.0).reshape(4, 3).sin() + 0.1 * number for number in range(6)]
 LAST = 9
 """The batch after which the golden run broke off: the second epoch, in the middle of a window."""
