@@ -9,7 +9,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    Timer,
+)
 
 import lightloop
 from lightloop import Trainer
@@ -182,6 +189,53 @@ def test_rates_go_to_the_loggers(tmp_path):
         (7, 0.0343),
         (11, 0.016807),
     ]
+
+
+class Talks(Classifier):
+    """Uses what is there for people: loggers, printing, and layers that are made when the run begins."""
+
+    def configure_model(self):
+        self.extra = torch.nn.Linear(2, 2)
+
+    def on_train_start(self):
+        self.print(f"{self.logger.name}, {self.logger.version}, {len(self.loggers)}")
+        self.logger.experiment.add_scalar("drawn", 1.0, 0)
+        self.logger.log_metrics({"own": torch.tensor(2.0)}, step=0)
+
+    def on_train_epoch_start(self):
+        self.log("begun", float(self.current_epoch))
+
+
+def test_a_module_talks_to_loggers(tmp_path, capsys):
+    options = {"logger": ["csv", "tensorboard"], "log_every_n_steps": 5, "max_epochs": 2, "default_root_dir": tmp_path}
+    module, trainer = train(Trainer, Talks, **options)
+    assert module.extra.weight.shape == (2, 2)
+    assert "Talks, version_0, 1" in capsys.readouterr().out
+    with (Path(trainer.run_dir) / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["own"]) for row in rows if row["own"]] == [("0", "2.0")]
+    assert [(row["step"], row["epoch"], row["begun"]) for row in rows if row["begun"]] == [
+        ("12", "0", "0.0"),
+        ("24", "1", "1.0"),
+    ]
+
+
+class Transfers(Classifier):
+    def __init__(self):
+        super().__init__()
+        del self.net
+        self.backbone, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.backbone(x)))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+
+def test_a_backbone_is_frozen_and_thawed():
+    one, _, other, _ = both(Transfers, callbacks=[lambda: BackboneFinetuning(1, verbose=False)])
+    assert_same_weights(one, other)
 
 
 def test_timer_and_functions_are_callbacks_too():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -94,6 +94,15 @@ class Lightning(Plugin):
     def before_fit(self, loop: Loop) -> None:
         for schedule in loop.schedules:  # with automatic_optimization = False, training_step steps them
             schedule.paused = True
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        loop.stash[LOG].of_epoch = True
+
+    @hookimpl(wrapper=True)
+    def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
+        loop.stash[LOG].of_epoch = False
+        return (yield)
 
     @hookimpl
     def move_batch(self, loop: Loop, batch: Any) -> Any:

@@ -36,13 +36,13 @@ class LightningEpochEnd(Plugin):
     @hookimpl
     def after_epoch(self, loop: Loop) -> None:
         log = loop.stash[LOG]
-        log.at_epoch_end = True
+        log.of_epoch = True
         log.compute()  # callbacks may monitor them
         if self._callbacks is not None:
             self._callbacks.after_epoch(loop)
         log.compute()  # and may have logged more
         log.reset()
-        log.at_epoch_end = False
+        log.of_epoch = False
         if means := loop.metrics.take_epoch(loop.world):
             loop.write({"epoch": loop.epoch, **means})
 

@@ -19,8 +19,8 @@ class Log:
         self._loop = loop
         self._objects: dict[str, Any] = {}
         self._used: list[Any] = []
-        self.at_epoch_end = False
-        """Whether a training epoch is at its end, so that what is logged is of the epoch."""
+        self.of_epoch = False
+        """Whether no batch is being trained on, before the first of an epoch and after its last: what is logged is the epoch's."""
 
     def __call__(
         self,
@@ -44,8 +44,8 @@ class Log:
         if loop.replaying or (rank_zero_only and not loop.world.is_main):
             return
         evaluating = loop.evaluation is not None
-        step = not evaluating and (not self.at_epoch_end if on_step is None else on_step)
-        epoch = (evaluating or self.at_epoch_end) if on_epoch is None else on_epoch
+        step = not evaluating and (not self.of_epoch if on_step is None else on_step)
+        epoch = (evaluating or self.of_epoch) if on_epoch is None else on_epoch
         if evaluating:
             if on_step and not epoch:
                 raise ValueError(
