@@ -42,7 +42,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 JobRequeue=1
-KillWait=20
+KillWait=60
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
@@ -51,7 +51,7 @@ END
         echo "NodeName=n$number NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 10 + number)) CPUs=2 RealMemory=2000 State=UNKNOWN"
     done
     # A job of "urgent" takes the nodes from one of "main", which has GraceTime seconds to end by itself.
-    echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20"
+    echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60"
     echo "PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF"
 }
 

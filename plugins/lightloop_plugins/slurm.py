@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -23,8 +24,8 @@ class Slurm(Plugin):
     """Inside a SLURM batch job: save when the signal comes, put the job back into the queue, and go on when it starts again.
 
     The handler notes the signal; the fit ends after the batch on every rank, a checkpoint is written, rank 0 calls
-    ``scontrol requeue``, and the processes end with status 128 + the signal's number. SIGTERM, with which SLURM ends a
-    job's processes, ends the fit likewise, without the call; a further signal changes nothing, for SLURM kills soon
+    ``scontrol requeue`` (not for a job that was cancelled), and the processes end with status 128 + the signal's number.
+    SIGTERM, with which SLURM ends a job's processes, ends the fit likewise, without the call; a further signal changes nothing, for SLURM kills soon
     enough. Handlers are put back however the fit ends, and one of the user's is called as well.
 
     A run is called after its job, ``slurm-<id>``, and a second fit of the script ``slurm-<id>-2``. Where the job was
@@ -121,12 +122,29 @@ def job_id() -> str | None:
 
 
 def put_back() -> str | None:
-    """Have SLURM put this process's job back into the queue; what went wrong, if something did."""
-    command = ["scontrol", "requeue", str(job_id())]
+    """Have SLURM put this process's job back into the queue, unless it was cancelled; what went wrong, if something did."""
+    job = str(job_id())
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        return f"{' '.join(command)}: {error}"
-    if done.returncode:
-        return f"{' '.join(command)} ended with status {done.returncode}: {(done.stderr or done.stdout).strip()}"
+        if cancelled(scontrol("show", "job", job, "-o")):
+            return None
+        scontrol("requeue", job)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"{error} {getattr(error, 'stderr', None) or ''}".strip()
     return None
+
+
+def scontrol(*arguments: str) -> str:
+    """What the program ``scontrol`` prints.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: if there is none, or it fails.
+    """
+    return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def cancelled(shown: str) -> bool:
+    """Whether a job is over because somebody ended it, by what ``scontrol show job`` says while its processes get SIGTERM.
+
+    One that has to make way is still running then.
+    """
+    return bool(re.search(r"\bJobState=(CANCELLED|COMPLETING)\b", shown)) and "Reason=TimeLimit" not in shown

@@ -16,6 +16,16 @@ from lightloop_plugins.slurm import Slurm, job_id
 from tests.checkpoint.rig import LOADERS, Net, outcome, scramble
 
 BARE = ["-*", "run_dir", "checkpoint"]
+SCONTROL = """#!/bin/sh
+if [ "$1" = show ]; then
+    echo "JobId=$3 JobState=${{STATE:-RUNNING}} Reason=${{REASON:-None}} PreemptTime=None"
+    exit 0
+fi
+echo "$@" >> {folder}/calls
+ls -d "$LIGHTLOOP_RUNS"/*/*/checkpoints/*/MANIFEST.json > {folder}/saved
+echo "not today" >&2
+exit ${{STATUS:-0}}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +33,7 @@ def job(tmp_path, monkeypatch):
     """As in job 77, with a ``scontrol`` that writes down how it is called; the file that it writes."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "scontrol"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nls -d "$LIGHTLOOP_RUNS"/*/*/checkpoints/*/MANIFEST.json > {tmp_path}/saved\necho "not today" >&2\nexit ${{STATUS:-0}}\n'
-    )
+    program.write_text(SCONTROL.format(folder=tmp_path))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("LIGHTLOOP_RUNS", str(tmp_path / "runs"))
@@ -159,6 +167,17 @@ def test_no_signal_keeps_the_run_from_being_saved(job, names, status, made):
     assert calls(job) == made
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "made"),
+    [("COMPLETING", "None", []), ("CANCELLED", "None", []), ("COMPLETING", "TimeLimit", ["requeue 77"])],
+)
+def test_a_job_that_was_cancelled_is_saved_and_not_put_back(job, monkeypatch, state, reason, made):
+    monkeypatch.setenv("STATE", state)
+    monkeypatch.setenv("REASON", reason)
+    assert fit("SIGTERM", requeue_signal="SIGTERM") == (143, SAVED)
+    assert calls(job) == made
+
+
 @pytest.mark.parametrize("threaded", [False, True])
 def test_the_job_is_put_back_when_the_checkpoint_is_there(tmp_path, threaded):
     fit("SIGUSR1", async_save=threaded)
@@ -215,11 +234,13 @@ def test_handlers_are_put_back_after_an_error(job):
 
 def test_where_the_job_cannot_be_put_back_the_error_says_so(monkeypatch):
     monkeypatch.setenv("STATUS", "1")
-    with pytest.raises(RuntimeError, match=r"the run is saved, .*: scontrol requeue 77 ended with status 1: not today"):
+    with pytest.raises(
+        RuntimeError, match=r"the run is saved, .*'scontrol', 'requeue', '77'\]' returned .* 1. not today"
+    ):
         fit("SIGUSR1")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(slurm, "_FITS", {"77": 1})
-    with pytest.raises(RuntimeError, match=r"scontrol requeue 77: .*No such file"):
+    with pytest.raises(RuntimeError, match=r"the run is saved, .*No such file or directory: 'scontrol'"):
         fit("SIGUSR1")
 
 

@@ -66,8 +66,11 @@ class Job:
     def show(self):
         return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "show", "job", self.id, "-o")))
 
-    def outcome(self):
+    def wait_for_end(self):
         self.wait(lambda: self.show()["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), "the end of the job")
+
+    def outcome(self):
+        self.wait_for_end()
         assert self.show()["JobState"] == "COMPLETED", self.read("log")
         return json.loads(self.read("outcome"))
 
@@ -86,7 +89,6 @@ def test_the_signal_before_the_end_of_its_time(cluster, tmp_path, undisturbed):
     job.run("scancel", "--signal=USR1", job.id)  # to the steps of the job alone, as sbatch --signal=USR1@60 does
     assert job.outcome() == undisturbed
     check(job)
-    assert job.show()["Restarts"] == "1"
 
 
 def test_a_job_that_has_to_make_way(cluster, tmp_path, undisturbed):
@@ -97,8 +99,19 @@ def test_a_job_that_has_to_make_way(cluster, tmp_path, undisturbed):
     check(job)
 
 
+def test_a_job_that_is_cancelled_is_saved_and_stays_cancelled(cluster, tmp_path):
+    job = Job(cluster, tmp_path / "work", "SIGTERM")
+    job.wait(lambda: job.read("trace").count("batch") >= 25, "the 25th batch")
+    job.run("scancel", job.id)
+    job.wait_for_end()
+    assert (job.show()["JobState"], job.show()["Restarts"]) == ("CANCELLED", "0")
+    (folder,) = (job.work / "runs" / "Net" / f"slurm-{job.id}" / "checkpoints").glob("step-*")
+    assert int(folder.name.split("-")[-1]) >= 25
+
+
 def check(job):
     """It was gone on with in the midst of an epoch, by both processes, in the same directory, and no batch came twice."""
+    assert job.show()["Restarts"] == "1"
     lines = [line.split() for line in job.read("trace").splitlines()]
     batches = [(int(start), int(number)) for what, start, _, number in lines if what == "batch"]
     assert [number for _, number in batches] == list(range(80)), batches
