@@ -61,6 +61,20 @@ def test_what_was_written_before_an_error_is_on_disk(tmp_path):
     ] == [1, 2]
 
 
+def test_its_writer_takes_more_than_numbers(tmp_path):
+    class Talking(Logging):
+        def on_train_epoch_end(self):
+            trainer.plugin("tensorboard").experiment.add_text("said", "hello", 7)
+
+    trainer = Trainer([*BARE, "tensorboard", "callbacks"], default_root_dir=tmp_path)
+    trainer.fit(Talking(), probe_batches(1))
+    said = [
+        event.step for event in events(trainer.run_dir) for v in event.summary.value if v.tag == "said/text_summary"
+    ]
+    assert said == [7]
+    assert trainer.plugin("tensorboard").experiment is None
+
+
 def test_without_tensorboardx_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError, match="pip install tensorboardX"):
