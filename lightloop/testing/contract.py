@@ -47,6 +47,8 @@ class PluginContract:
     """Whether a run with it can be saved and gone on with."""
     processes: ClassVar[int] = 2
     """In how many processes it is run together; 1 leaves that test out."""
+    cannot_run: ClassVar[str | None] = None
+    """Why it cannot be run here, such as for want of a device; tests that need a run are then skipped, for this reason."""
 
     # ------------------------------------------------------------------------------------------------- what it needs
 
@@ -87,10 +89,10 @@ class PluginContract:
 
     def made(self, *plugins: Entry, **options: Any) -> Trainer:
         """A Trainer with the plugin's company, ``plugins`` and nothing else."""
+        if self.cannot_run is not None:
+            pytest.skip(f"it cannot be run here: {self.cannot_run}")
         installed = discover()
         needed = [name for name in self.kind().requires if name in installed]
-        if "checkpoint" in plugins:
-            needed.append("run_dir")
         listed = [*needed, *(entry for entry in self.others if entry not in needed)]
         names = {entry.name for entry in plugins if isinstance(entry, (Plugin, type))}
         company = dict.fromkeys(entry for entry in listed if entry not in names and entry not in plugins)
@@ -142,21 +144,36 @@ class PluginContract:
         if not self.resumes or not {"checkpoint", "run_dir", "duration"} <= set(discover()):
             pytest.skip("there is nothing to resume with" if self.resumes else "a run with it is not gone on with")
         kept: dict[str, Any] = {"default_root_dir": str(tmp_path), "max_epochs": 2, "save_every": 1}
-        whole, part, rest = self.make(), self.make(), self.make()
-        modules = []
+        modules, plugins = [], []
         runs: list[dict[str, Any]] = [
             {"run_name": "whole"},
             {"run_name": "part"},
             {"run_name": "part", "resume": "auto"},
         ]
-        for number, plugin in enumerate((whole, part, rest)):
+        for number, options in enumerate(runs):
             modules.append(self.module())  # which seeds: each run begins with the same random numbers
             stop = probes.StopAfterEpoch(number == 1)
-            self.made("checkpoint", "duration", plugin, stop, **runs[number], **kept).fit(modules[-1], self.data())
+            trainer = self.made(*self._resumable(), stop, **{**self._keywords(), **options, **kept})
+            trainer.fit(modules[-1], self.data())
+            plugins.append(next(plugin for plugin in trainer.plugins if type(plugin) is self.kind()))
+        whole, _, rest = plugins
         assert probes.same(dict(modules[2].state_dict()), dict(modules[0].state_dict())), "the weights differ"
         assert self.same_state(rest.state_dict(), whole.state_dict()), (
             f"the state of the resumed plugin is {rest.state_dict()}, that of the one never stopped {whole.state_dict()}"
         )
+
+    def _resumable(self) -> list[Entry]:
+        """The plugin beside those that save and resume; it may be one of them, whose options that test sets itself."""
+        saving = ["checkpoint", "duration", "run_dir"]
+        return [*saving] if self.kind().name in saving else [*saving, self.make()]
+
+    def _keywords(self) -> dict[str, Any]:
+        """The plugin's options as keywords of the Trainer, where it is not listed as an instance."""
+        if self.kind().name not in self._resumable():
+            return {}
+        return {
+            keyword: self.options[f.name] for keyword, f in options_of(self.kind()).items() if f.name in self.options
+        }
 
     def test_it_disturbs_nothing_that_it_does_not_declare(self) -> None:
         seen = []
@@ -210,11 +227,17 @@ class PluginContract:
         assert left == [], "; ".join(left)
 
     def test_it_runs_in_several_processes(self) -> None:
+        if self.cannot_run is not None:
+            pytest.skip(f"it cannot be run here: {self.cannot_run}")
         if self.processes < 2 or "ddp" not in discover():
             pytest.skip("it is not run in several processes")
-        values = values_of(run_ranks(_fit_on_rank, self.processes, type(self)))
+        values = self.weights_on_ranks()
         for value in values[1:]:
             assert probes.same(value, values[0]), "the ranks have come to different weights"
+
+    def weights_on_ranks(self) -> Sequence[Mapping[str, Any]]:
+        """Run a fit in several processes, and give the weights that each comes to; override it to launch them otherwise."""
+        return values_of(run_ranks(fit_on_rank, self.processes, type(self)))
 
 
 def _pickles(value: object) -> bool:
@@ -225,11 +248,12 @@ def _pickles(value: object) -> bool:
     return True
 
 
-def _fit_on_rank(contract: type[PluginContract]) -> dict[str, Any]:
-    """What a rank does: a fit; it gives the weights that it came to."""
+def fit_on_rank(contract: type[PluginContract]) -> dict[str, Any]:
+    """What a rank does: a fit with the plugin of ``contract``; it gives the weights that it came to."""
     self = contract()
     module = self.module()
-    self.made(self.make(), "ddp", strategy="ddp").fit(module, self.data())
+    ddp: dict[str, Any] = {} if self.kind().group == "strategy" else {"strategy": "ddp"}
+    self.made(self.make(), *(["ddp"] if ddp else []), **ddp).fit(module, self.data())
     return {name: value.detach().cpu() for name, value in module.state_dict().items()}
 
 

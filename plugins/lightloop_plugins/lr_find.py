@@ -153,6 +153,7 @@ class LRFind(Plugin):
 
     name = "lr_find"
     after = ("accelerator", "strategy")
+    disturbs = ("gradients", "parameters")
 
     attribute: str | bool | None = option(
         None,

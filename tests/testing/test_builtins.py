@@ -1,22 +1,35 @@
 """Every built-in plugin passes the contract that third parties are held to."""
 
+import fcntl
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
 import torch
 
 from lightloop import discover
 from lightloop.testing import PluginContract, TinyClassifier, classification_batches
+from lightloop.testing.contract import fit_on_rank
+from lightloop.testing.ranks import run_ranks
 
 OPTIONS = {
     "accelerator": {"kind": "cpu"},
     "accumulate": {"batches": 2},
+    "batch_size_find": {"mode": "power"},
     "clip": {"limit": 0.01},
+    "compile": {"on": True, "backend": "eager"},
     "detect_anomaly": {"on": True},
     "device_stats": {"when": 1},
     "duration": {"max_epochs": 1},
     "early_stopping": {"monitor": "loss"},
     "ema": {"decay": 0.9},
     "fast_dev_run": {"batches": 1},
+    "fused": {"on": True},
+    "gpus": {"count": 1},
     "grad_norm": {"norm_type": 2.0},
     "limits": {"train": 1},
+    "lr_find": {"attribute": True},
     "lr_monitor": {"per": "step"},
     "nonfinite": {"action": "warn"},
     "nonfinite_async": {"action": "warn"},
@@ -35,19 +48,20 @@ OPTIONS = {
 """With which they do what they are for; the rest needs none."""
 OTHERS = {"swa": ["duration"], "devices": ["ddp"]}
 TRAINER = {"swa": {"max_epochs": 2}}
-ELSEWHERE = {"cuda", "mps", "gpus", "horovod", "xla", "xla_spmd", "fsdp", "dp"}
-"""They need hardware, or packages that not everybody has, to be run at all."""
-SEARCHES = {"batch_size_find", "lr_find"}
-"""They run the fit several times over."""
-COMPILES = {"compile"}
-"""Takes seconds, and torch's compiler warns of its own accord, which is an error here."""
-TOGETHER = {"clip", "ema"}
-"""Those that are run in two processes here: of each, it takes a second."""
-NAMES = [
-    name
-    for name, found in discover().items()
-    if found.distribution == "lightloop" and name not in ELSEWHERE | SEARCHES | COMPILES
-]
+NO_GPU = None if torch.cuda.is_available() else "there is no GPU of NVIDIA's"
+CANNOT_RUN = {
+    "cuda": NO_GPU,
+    "dp": NO_GPU,
+    "gpus": NO_GPU,
+    "horovod": None if find_spec("horovod") else "Horovod is not installed; make test-horovod runs it",
+    "mps": None if torch.backends.mps.is_available() else "there is no GPU of Apple's",
+    "xla": None if find_spec("torch_xla") else "torch_xla is not installed; make test-xla runs it",
+    "xla_spmd": None if find_spec("torch_xla") else "torch_xla is not installed; make test-xla runs it",
+}
+"""Why those cannot be run here that need what not everybody has."""
+REFUSE = {"batch_size_find", "lr_find", "split_on_oom"}
+"""They say themselves that they work in one process alone."""
+OURS = [name for name, found in discover().items() if found.distribution == "lightloop"]
 
 
 class Sequences(TinyClassifier):
@@ -56,6 +70,20 @@ class Sequences(TinyClassifier):
     def training_step(self, batch, batch_idx, hiddens=None):
         x, y = batch
         return {"loss": torch.nn.functional.cross_entropy(self(x).flatten(0, 1), y.flatten()), "hiddens": x[:, -1]}
+
+
+class Sized(TinyClassifier):
+    """Makes its own batches, of a size that memory bounds."""
+
+    batch_size = 2
+
+    def train_dataloader(self):
+        return [(torch.ones(self.batch_size, 4), torch.zeros(self.batch_size, dtype=torch.long))] * 3
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) > 8:
+            raise MemoryError
+        return super().training_step(batch, batch_idx)
 
 
 def seeded(kind):
@@ -67,14 +95,57 @@ def sequences(batches):
     return [(x.reshape(2, 4, 4), y.reshape(2, 4)) for x, y in classification_batches(batches)]
 
 
+def ignored(*warnings):
+    return {"pytestmark": [pytest.mark.filterwarnings(f"ignore:{warning}") for warning in warnings]}
+
+
 SPECIAL = {
+    "batch_size_find": {"module": lambda self: seeded(Sized)},
+    "compile": ignored("The .grad attribute of a Tensor:UserWarning"),  # torch's compiler looks at it
+    "gpus": ignored("'gpus' is now:DeprecationWarning"),
     "tbptt": {"module": lambda self: seeded(Sequences), "data": lambda self, batches=2: sequences(batches)},
     "time_limit": {"same_state": lambda self, one, other: one.keys() == other.keys()},  # time goes on
-    # The test of resuming sets these up itself.
-    "checkpoint": {"resumes": False},
-    "duration": {"resumes": False},
-    "run_dir": {"resumes": False},
+    "run_dir": {"same_state": lambda self, *states: len({Path(each["path"] or "").name for each in states}) == 1},
 }
+
+
+class Contract(PluginContract):
+    """All of them are run in two processes by one launch, one after another."""
+
+    @pytest.fixture(autouse=True)
+    def _launched(self, request, tmp_path_factory):
+        if request.function.__name__ == "test_it_runs_in_several_processes":
+            self.kept = launched(tmp_path_factory)
+
+    def weights_on_ranks(self):
+        files = [self.kept / f"{self.plugin}.{rank}" for rank in range(self.processes)]
+        if all(file.exists() for file in files):
+            return [torch.load(file) for file in files]
+        return super().weights_on_ranks()  # one before it has failed, or this one
+
+
+class InOneProcess(Contract):
+    def test_it_runs_in_several_processes(self):
+        for outcome in run_ranks(fit_on_rank, self.processes, type(self)):
+            assert "works in one process" in outcome.error
+
+
+def launched(tmp_path_factory):
+    """The folder with what each rank came to for each plugin; the processes of pytest-xdist share one launch."""
+    top = tmp_path_factory.getbasetemp()
+    folder = (top.parent if "PYTEST_XDIST_WORKER" in os.environ else top) / "ranks"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            run_ranks(each_on_rank, 2, [globals()[f"Test_{name}"] for name in OURS], folder)
+    return folder
+
+
+def each_on_rank(contracts, folder):
+    for contract in contracts:
+        if contract.cannot_run is None and not issubclass(contract, InOneProcess):
+            torch.save(fit_on_rank(contract), folder / f"{contract.plugin}.{os.environ['RANK']}")
 
 
 def contract(name):
@@ -83,18 +154,17 @@ def contract(name):
         "options": OPTIONS.get(name, {}),
         "others": OTHERS.get(name, ()),
         "trainer": TRAINER.get(name, {}),
-        "processes": 2 if name in TOGETHER else 1,
+        "cannot_run": CANNOT_RUN.get(name),
         "__module__": __name__,
         **SPECIAL.get(name, {}),
     }
-    return type(f"Test_{name}", (PluginContract,), given)
+    return type(f"Test_{name}", (InOneProcess if name in REFUSE else Contract,), given)
 
 
-for _name in NAMES:
+for _name in OURS:
     globals()[f"Test_{_name}"] = contract(_name)
 
 
-def test_every_builtin_is_here_or_is_named():
-    ours = {name for name, found in discover().items() if found.distribution == "lightloop"}
-    assert ours == {*NAMES} | (ours & {*ELSEWHERE, *SEARCHES, *COMPILES})
-    assert len(NAMES) > 40
+def test_every_builtin_is_here():
+    assert {name for name in globals() if name.startswith("Test_")} == {f"Test_{name}" for name in OURS}
+    assert len(OURS) > 60
