@@ -638,6 +638,13 @@ def test_what_a_trainer_goes_on_from_is_not_loaded_by_its_evaluations(tmp_path):
     trainer = Trainer(QUIET, checkpoint_dir=tmp_path, resume="auto", max_epochs=2)
     before = module.net[0].weight.sum().item()
     assert trainer.test(module, data) == {"sum": pytest.approx(before)}
+    path = tmp_path / LocalFolder(tmp_path).names()[0]
+    wanted = LocalFolder(tmp_path).load(path.name)[1]["module"]["parameters"]["net.0.weight"].sum().item()
+    trainer = Trainer(QUIET, checkpoint_dir=tmp_path, resume=path, max_epochs=2)
+    assert trainer.test(module, data) == {"sum": pytest.approx(wanted)}  # as if a fit had begun from there
+    trainer.fit(module, data)
+    after = module.net[0].weight.sum().item()
+    assert trainer.test(module, data) == {"sum": pytest.approx(after)} != {"sum": pytest.approx(wanted)}
 
 
 def test_the_best_where_nothing_is_saved_or_ranked_is_an_error(tmp_path):

@@ -97,6 +97,7 @@ class Checkpoint(Plugin):
         if str(self.resume) == "best" and not self.enabled:
             raise self.refuse("resume", "a path where enable_checkpointing=False saves nothing that could be the best")
         self._every = None if self.every is None else Every(self.every)
+        self._fitted = False
         self._forget()
 
     def _forget(self) -> None:
@@ -119,12 +120,13 @@ class Checkpoint(Plugin):
         self._resume = loop.stash.get(RESUME) if self.resume is None else str(self.resume)
         if self.resume is not None and RESUME in loop.stash:
             del loop.stash[RESUME]
+        for plugin in loop.trainer.plugins if loop.stage == "fit" else ():
+            if isinstance(plugin, Checkpoint):
+                plugin._fitted = True
         if loop.stage != "fit":
             loop.leave_out(self)
-            if self.resume is not None and (self.resume == "best" or not self._is_of_trainer(loop)):
-                log.info(
-                    "evaluated are the weights of %s", load_for_evaluation(loop.module, self.resume, self._places(loop))
-                )
+            if (place := self._evaluated(loop)) is not None:
+                log.info("evaluated are the weights of %s", load_for_evaluation(loop.module, place, self._places(loop)))
 
     @hookimpl(wrapper=True)
     def before_fit(self, loop: Loop) -> Generator[None, None, None]:
@@ -178,10 +180,13 @@ class Checkpoint(Plugin):
             return [os.fspath(self.directory)]
         return [str(path / FOLDER) for path in loop.stash[RUN_FOLDERS]]
 
-    def _is_of_trainer(self, loop: Loop) -> bool:
-        """Whether ``resume`` was given to the Trainer, for its fits, and not for this evaluation."""
-        own = (plugin for plugin in loop.trainer.plugins if isinstance(plugin, Checkpoint))
-        return any(plugin.resume == self.resume for plugin in own)
+    def _evaluated(self, loop: Loop) -> str | os.PathLike[str] | None:
+        """Whose weights to evaluate; what was given to a Trainer, "auto" or a path, is for its fits once it has had one."""
+        own = [
+            plugin for plugin in loop.trainer.plugins if isinstance(plugin, Checkpoint) and plugin.resume == self.resume
+        ]
+        for_fits = self.resume == "auto" or any(plugin._fitted for plugin in own)
+        return None if own and for_fits and self.resume != "best" else self.resume
 
     def _compare(self, loop: Loop, what: str, body: Mapping[str, Any]) -> None:
         if body.get("content") != "run":
