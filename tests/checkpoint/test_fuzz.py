@@ -1,6 +1,7 @@
 """Whatever the bytes of a checkpoint are: it is read, or refused as one that is damaged; within a second; nothing else happens."""
 
 import contextlib
+import copy
 import json
 import os
 import sys
@@ -85,9 +86,9 @@ def changed_tree(draw, tree):
             elif what == 1 and isinstance(part, dict):
                 part[draw(st.sampled_from(["$", "v", "", "../x", "step", "a" * 200]))] = part.pop(key)
             elif what == 2:
-                part[key] = [part[key]] * draw(st.sampled_from([2, 3, 1000]))
+                part[key] = [copy.deepcopy(part[key]) for _ in range(draw(st.sampled_from([2, 3, 200])))]
             else:
-                part[key] = draw(st.sampled_from(ODD))
+                part[key] = copy.deepcopy(draw(st.sampled_from(ODD)))
             break
     return tree
 
