@@ -125,7 +125,7 @@ class Checkpoint(Plugin):
                 plugin._fitted = True
         if loop.stage != "fit":
             loop.leave_out(self)
-            if (place := self._evaluated(loop)) is not None:
+            if (place := self._asked(loop)) is not None:
                 log.info("evaluated are the weights of %s", load_for_evaluation(loop.module, place, self._places(loop)))
 
     @hookimpl(wrapper=True)
@@ -180,7 +180,7 @@ class Checkpoint(Plugin):
             return [os.fspath(self.directory)]
         return [str(path / FOLDER) for path in loop.stash[RUN_FOLDERS]]
 
-    def _evaluated(self, loop: Loop) -> str | os.PathLike[str] | None:
+    def _asked(self, loop: Loop) -> str | os.PathLike[str] | None:
         """Whose weights to evaluate; what was given to a Trainer, "auto" or a path, is for its fits once it has had one."""
         own = [
             plugin for plugin in loop.trainer.plugins if isinstance(plugin, Checkpoint) and plugin.resume == self.resume
