@@ -26,9 +26,9 @@ KINDS = {
     "gradients and steps": (
         *("accumulate", "clip", "grad_norm", "nonfinite", "nonfinite_async", "terminate_on_nan", "detect_anomaly"),
         *("precision", "tbptt", "optimizer_frequencies", "toggle", "manual_optimization", "shared_parameters"),
-        *("split_on_oom", "lr_schedule", "lr_find", "batch_size_find", "ema", "swa", "compile"),
+        *("split_on_oom", "lr_schedule", "lr_find", "batch_size_find", "ema", "swa", "compile", "fused"),
     ),
-    "data and evaluation": ("validation", "reload_data", "set_epoch", "seed", "shard_data", "in_step", "outputs"),
+    "data and evaluation": ("validation", "reload_data", "set_epoch", "seed", "shard_data", "in_step", "outputs", "whole_batches"),
     "what is kept and shown": (
         *("checkpoint", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss", "progress"),
         *("model_summary", "throughput", "device_stats", "profiler", "trace"),
