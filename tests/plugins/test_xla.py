@@ -30,6 +30,30 @@ def test_spmd_needs_the_device_and_comes_after_it():
     assert [plugin.name for plugin in live] == ["xla", "devices", "precision", "xla_spmd"]
 
 
+@pytest.mark.parametrize(
+    "old", [{"tpu_cores": 1}, {"tpu_cores": [0]}, {"num_tpu_cores": "1"}, {"use_tpu": True}], ids=str
+)
+def test_what_it_was_called_warns_and_works(old):
+    with pytest.warns(DeprecationWarning, match="is now"):
+        live = Trainer(["-*"], **old).plugins
+    assert [plugin.name for plugin in live] == ["xla"]
+
+
+def test_several_cores_are_a_strategy():
+    with pytest.warns(
+        DeprecationWarning, match="'tpu_cores' is now accelerator='xla', and for all cores of the machine"
+    ):
+        trainer = Trainer(["-*"], tpu_cores=8)
+    with pytest.raises(
+        ValueError, match=r"tpu_cores=8 is now accelerator='xla', and for all .* strategy='xla_spmd' as well"
+    ):
+        trainer.fit(Probe(), probe_batches(1))
+    with pytest.warns(DeprecationWarning, match="tpu_cores"):
+        live = Trainer(["-*"], tpu_cores=8, strategy="xla_spmd").plugins
+    assert [plugin.name for plugin in live] == ["xla", "xla_spmd"]
+    assert "xla" not in [plugin.name for plugin in Trainer(tpu_cores=0).plugins]
+
+
 def test_nonsense_is_refused_at_construction():
     with pytest.raises(ValueError, match=r"xla_shapes \(xla.shapes\) must be a whole number from 1; it is 0"):
         Trainer(accelerator="xla", xla_shapes=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,9 @@ from lightloop import Loop, hookimpl, option
 from lightloop_plugins.accelerators._distributed import environment
 from lightloop_plugins.accelerators._place import Device
 from lightloop_plugins.accelerators._xla import SPMD, Compilations, engine, seed_of_torch
+
+NOW = "accelerator='xla', and for all cores of the machine strategy='xla_spmd' as well"
+"""What to write for ``tpu_cores``."""
 
 
 class Xla(Device):
@@ -34,8 +38,18 @@ class Xla(Device):
         4, "Warn when so many batches, after the first steps, had shapes that had to be compiled for.", enables=False
     )
 
+    cores: Any = option(
+        None,
+        "Old: how many TPU cores, or which one in a list; 0 is off.",
+        flag="tpu_cores",
+        switch=True,
+        aliases={"num_tpu_cores": lambda cores: cores, "use_tpu": lambda use: 1 if use else None},
+    )
+
     def check(self) -> None:
         super().check()
+        if self.cores:
+            warnings.warn(f"'tpu_cores' is now {NOW}", DeprecationWarning, stacklevel=2)
         if self.shapes < 1:
             raise self.refuse("shapes", "a whole number from 1")
         self._xla: ModuleType | None = None
@@ -64,7 +78,10 @@ class Xla(Device):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        if any(SPMD in plugin.tags for plugin in loop.plugins) and not engine("torch_xla.runtime").is_spmd():
+        shared = any(SPMD in plugin.tags for plugin in loop.plugins)
+        if self.cores not in (None, 1, "1") and not isinstance(self.cores, (list, tuple)) and not shared:
+            raise ValueError(f"tpu_cores={self.cores!r} is now {NOW}")
+        if shared and not engine("torch_xla.runtime").is_spmd():
             engine("torch_xla.runtime").use_spmd()  # while no tensor is on a device yet
         super().setup(loop)
         self._xla = engine()
