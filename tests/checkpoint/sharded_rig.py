@@ -79,7 +79,7 @@ class Stop(Plugin):
     before = ("checkpoint", "strategy")
 
     def __init__(self, at):
-        self.at, self.optimizers = at, None
+        self.at, self.optimizers, self.average = at, None, {}
 
     @hookimpl
     def after_batch(self, loop):
@@ -98,6 +98,8 @@ class Stop(Plugin):
             }
             for optimizer in loop.optimizers
         ]
+        for ema in (each for each in loop.plugins if each.name == "ema"):
+            self.average = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in ema.average.items()}
 
 
 def life(folder, strategy, *plugins, at=None, resume=None, epochs=2, accumulate=3, norm=True, **options):
@@ -114,6 +116,7 @@ def life(folder, strategy, *plugins, at=None, resume=None, epochs=2, accumulate=
     return {
         "weights": {n: t for n, t in module.state_dict().items() if isinstance(t, torch.Tensor)},
         "optimizers": stop.optimizers,
+        "average": stop.average,
         "losses": module.losses,
         "own": [
             module.calls,
@@ -131,8 +134,8 @@ def again(folder, strategy, source, epochs):
     """Go on from ``source`` with nothing left to train; save what that gives in ``folder``."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is of another run than this", UserWarning)
-        outcome = life(folder, strategy, resume=str(source), epochs=epochs, accumulate=1)
-        more = life(folder, strategy, resume=str(source), epochs=epochs + 1, accumulate=1)
+        outcome = life(folder, strategy, resume=str(source), epochs=epochs, accumulate=1, ema_decay=0.9)
+        more = life(folder, strategy, resume=str(source), epochs=epochs + 1, accumulate=1, ema_decay=0.9)
     return outcome, more
 
 
@@ -289,7 +292,9 @@ def plain(outcome):
     weights = {name: value.tolist() for name, value in outcome["weights"].items()}
     optimizers = [{name: value.tolist() for name, value in each.items()} for each in outcome["optimizers"]]
     return json.loads(
-        json.dumps({**outcome, "weights": weights, "optimizers": optimizers, "losses": outcome["losses"][-1]})
+        json.dumps(
+            {**outcome, "average": {}, "weights": weights, "optimizers": optimizers, "losses": outcome["losses"][-1]}
+        )
     )
 
 

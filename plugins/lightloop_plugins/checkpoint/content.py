@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from lightloop import Loop, Plugin, Running, Window
+from lightloop import Loop, Plugin
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import model
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.positions import position
 from lightloop_plugins.checkpoint.random_state import take_global
+from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
+from lightloop_plugins.checkpoint.running import apply_metrics, apply_window
 from lightloop_plugins.checkpoint.saver import Saver
 from lightloop_plugins.checkpoint.shards import Stored
 from lightloop_plugins.checkpoint.storage import Content
-from lightloop_plugins.checkpoint.tensors import raw
-from lightloop_plugins.checkpoint.tree import Encoded, encode, mapped, to_json
+from lightloop_plugins.checkpoint.tree import mapped
 
-OWN_PARTS = ("buffers", "extra", "generators")
-"""Parts of the module's state that a rank may have otherwise than rank 0."""
 COUNTERS = ("epoch", "batch_idx", "total_batches", "total_pieces", "global_step", "skipped_steps")
 _BOUND = re.compile("[a-z_]+=")
 """How a stop is worded that comes from an option's value, ``max_steps=10 reached``: it is found again, or was raised."""
-FIELDS = ("planned", "batches", "contributions", "weighted", "warned")
 
 
 def take(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -44,7 +36,7 @@ def take(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
     plugins = {plugin.key: take_plugin(plugin) for plugin in loop.plugins}
     own = take_rank(loop, start)
     if loop.world.size > 1:
-        own["differs"] = _differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
+        own["differs"] = differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
     return {
         "module": module,
         "optimizers": model.take_optimizers(loop),
@@ -52,7 +44,7 @@ def take(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
         "plugins": plugins,
         "counters": {**{name: getattr(loop, name) for name in COUNTERS}, "optimizer_steps": list(loop.optimizer_steps)},
         "stop_reasons": [] if loop.stopping else [each for each in loop.stop_reasons if not _BOUND.match(each)],
-        "ranks": _gather(loop, own),
+        "ranks": gather(loop, own),
     }
 
 
@@ -73,18 +65,6 @@ def saver_for(loop: Loop) -> type[Saver]:
     from lightloop_plugins.checkpoint.sharded import Follower
 
     return Follower
-
-
-def take_rank(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What each rank has of its own: open windows with their gradients, metrics, the loader's place, random numbers."""
-    return {
-        "windows": [_take_window(window) for window in loop.windows],
-        "gradients": {name: p.grad for name, p in model.parameters(loop).items() if p.grad is not None},
-        "waiting": sharding.waiting() if (sharding := loop.stash.get(SHARDING)) else {},
-        "metrics": _take_metrics(loop),
-        "loader": position(loop.train_loader, loop.batch_idx, start),
-        "random": take_global(),
-    }
 
 
 def take_plugin(plugin: Plugin) -> dict[str, Any]:
@@ -108,15 +88,20 @@ class Restoration:
         if self.sharding is not None:
             self.sharding.prepare()
         try:
-            self.rank = state["ranks"][loop.world.rank if len(state["ranks"]) == loop.world.size else 0]
+            as_many = len(state["ranks"]) == loop.world.size
+            self.rank = state["ranks"][loop.world.rank if as_many else 0]
+            if not as_many and loop.world.rank:  # no two ranks may draw the same numbers
+                self.rank = {**self.rank, "random": take_global()}
             self.state = {**state, "ranks": [self.rank]}
             self._take_back_own()
             self._check(what)
             if _is_stored(self.state):
-                from lightloop_plugins.checkpoint.sharded import read_all
+                from lightloop_plugins.checkpoint.resharded import read_all
 
                 self.state = read_all(self.state, self.sharding)
                 (self.rank,) = self.state["ranks"]
+            if self.sharding is not None:
+                self.state["plugins"] = model.split_by_name(self.state["plugins"], model.parameters(loop))
             self.plugins = self._migrated(what)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{what} lacks a part or has it in another form: {error!r}") from error
@@ -144,9 +129,9 @@ class Restoration:
                     raise
         for reason in self.state["stop_reasons"]:
             loop.stop(reason)
-        _apply_metrics(loop, self.rank["metrics"])
+        apply_metrics(loop, self.rank["metrics"])
         for window, saved in zip(loop.windows, self.rank["windows"], strict=True):
-            _apply_window(window, saved, loop.device)
+            apply_window(window, saved, loop.device)
         self._apply_gradients()
 
     def _take_back_own(self) -> None:
@@ -205,141 +190,8 @@ class Restoration:
         return states
 
 
-def _gather(loop: Loop, own: dict[str, Any]) -> list[Any]:
-    """What each rank has of its own; where each writes it itself, the tensors of others stay with them."""
-    if loop.world.size == 1:
-        return [own]
-    if SHARDING not in loop.stash:
-        return loop.world.gather(own)
-    encoded = encode(own, {}, ("ranks", str(loop.world.rank)))
-    ranks: list[Any] = [Encoded(each) for each in loop.world.gather(encoded)]
-    ranks[loop.world.rank] = own
-    return ranks
-
-
-def _differing(loop: Loop, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What in ``parts`` is not on this rank as it is on rank 0."""
-    digests = {(part, name): _digest(value) for part, values in parts.items() for name, value in values.items()}
-    main = loop.world.broadcast(digests)
-    return {
-        part: {name: value for name, value in values.items() if main.get((part, name)) != digests[part, name]}
-        for part, values in parts.items()
-    }
-
-
-def _digest(value: Any) -> str:
-    """A hash of all in it but split tensors, which are one tensor of all ranks."""
-    tensors: dict[str, Tensor] = {}
-    digest = hashlib.sha256(to_json(encode(value, tensors)))
-    for tensor in tensors.values():
-        if tensor.numel() and not hasattr(tensor, "to_local"):
-            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(raw(tensor).numpy().data)
-    return digest.hexdigest()
-
-
 def _is_stored(tree: Any) -> bool:
     """Whether values in it have not been read yet."""
     found: list[bool] = []
     mapped(tree, lambda value: found.append(True) if isinstance(value, Stored) else None)
     return bool(found)
-
-
-def _take_window(window: Window) -> dict[str, Any]:
-    return {
-        **{name: getattr(window, name) for name in FIELDS},
-        "weight": _out(window.weight),
-        "moments": [list(_detached(moment)) for moment in window.moments],
-    }
-
-
-def _apply_window(window: Window, saved: Mapping[str, Any], device: torch.device) -> None:
-    for name in FIELDS:
-        setattr(window, name, saved[name])
-    window.weight = _back(saved["weight"])
-    window.moments = [tuple(_back_at(part, device) for part in moment) for moment in saved["moments"]]
-
-
-def _detached(value: Any) -> Any:
-    """A moment without its graph, which a closure does not need: it goes forward again."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_detached(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _detached(part) for key, part in value.items()}
-    return _out(value) if isinstance(value, Fraction) else value
-
-
-def _back_at(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone().to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_back_at(part, device) for part in value)
-    if isinstance(value, dict):
-        return {key: _back_at(part, device) for key, part in value.items()}
-    return value
-
-
-def _take_metrics(loop: Loop) -> dict[str, Any]:
-    metrics = loop.metrics
-    return {
-        "step": {name: _take_running(running) for name, running in metrics.step.items()},
-        "epoch": {name: _take_running(running) for name, running in metrics.epoch.items()},
-        "latest": {name: _out(value) for name, value in metrics.latest.items()},
-        "updates": dict(metrics.updates),
-        "on_bar": sorted(metrics.on_bar),
-    }
-
-
-def _apply_metrics(loop: Loop, saved: Mapping[str, Any]) -> None:
-    metrics = loop.metrics
-    metrics.step = {name: _running(one) for name, one in saved["step"].items()}
-    metrics.epoch = {name: _running(one) for name, one in saved["epoch"].items()}
-    metrics.latest = {name: _back(value) for name, value in saved["latest"].items()}
-    metrics.updates = dict(saved["updates"])
-    metrics.on_bar = set(saved["on_bar"])
-
-
-def _take_running(running: Running) -> dict[str, Any]:
-    values, weights = [value for value, _ in running.pairs], [weight for _, weight in running.pairs]
-    return {"reduce": running.reduce, "values": _pack(values), "weights": _pack(weights)}
-
-
-def _running(saved: Mapping[str, Any]) -> Running:
-    return Running(saved["reduce"], zip(_unpack(saved["values"]), _unpack(saved["weights"]), strict=True))
-
-
-def _pack(numbers: list[Any]) -> dict[str, Any]:
-    """Many scalar tensors as one."""
-    tensors = [number for number in numbers if isinstance(number, Tensor)]
-    if len(tensors) == len(numbers) > 1 and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
-        return {"device": str(tensors[0].device), "stacked": torch.stack([tensor.detach() for tensor in tensors])}
-    return {"numbers": [_out(number) for number in numbers]}
-
-
-def _unpack(saved: Mapping[str, Any]) -> list[Any]:
-    if "stacked" in saved:
-        return list(saved["stacked"].clone().to(_device(saved["device"])).unbind())
-    return [_back(number) for number in saved["numbers"]]
-
-
-def _out(number: Any) -> Any:
-    if isinstance(number, Tensor):
-        return {"device": str(number.device), "tensor": number}
-    return {"fraction": [number.numerator, number.denominator]} if isinstance(number, Fraction) else number
-
-
-def _back(saved: Any) -> Any:
-    if not isinstance(saved, Mapping):
-        return saved
-    if "fraction" in saved:
-        return Fraction(*saved["fraction"])
-    return saved["tensor"].clone().to(_device(saved["device"]))
-
-
-def _device(name: str) -> torch.device:
-    """The device if there is such a one here, the CPU otherwise."""
-    device = torch.device(name)
-    here = torch.accelerator.current_accelerator()
-    return device if here is not None and device.type == here.type else torch.device("cpu")

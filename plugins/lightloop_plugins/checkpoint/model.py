@@ -179,9 +179,22 @@ def split_as(value: Tensor, like: Tensor) -> Tensor:
     """``value``, split over the ranks as ``like`` is; where nothing is split, itself."""
     if not hasattr(like, "to_local"):
         return value
-    from lightloop_plugins.checkpoint.sharded import placed
+    from lightloop_plugins.checkpoint.resharded import placed
 
     return placed(value, like)
+
+
+def split_by_name(tree: Any, every: Mapping[str, Tensor]) -> Any:
+    """``tree`` with each tensor that is under the name of a parameter, and of its shape, split as that one is."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(split_by_name(part, every) for part in tree)
+    if not isinstance(tree, dict):
+        return tree
+    made = {name: split_by_name(part, every) for name, part in tree.items()}
+    for name, part in made.items():
+        if isinstance(part, Tensor) and name in every and part.shape == every[name].shape:
+            made[name] = split_as(part, every[name])
+    return type(tree)(made)
 
 
 def _split(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -1,47 +1,36 @@
-"""Checkpoints of which each rank writes its part: torch.distributed.checkpoint plans and reshards, our storage stores."""
+"""Save a run of which each rank has a part: torch.distributed.checkpoint plans who writes what, our storage writes it."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
-    TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor import empty as empty_dtensor
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.futures import Future
 
 from lightloop_plugins._sharding import Sharding
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.saver import Saver
-from lightloop_plugins.checkpoint.shards import INDEX, Entry, Part, Source, Stored, shard_file, write_index
+from lightloop_plugins.checkpoint.shards import INDEX, Entry, Part, shard_file, write_index
 from lightloop_plugins.checkpoint.storage import Content, Folder
 from lightloop_plugins.checkpoint.tensors import to_bytes
-from lightloop_plugins.checkpoint.tree import mapped
 
 T = TypeVar("T")
 OWN = "ranks."
 """How the names of tensors begin that a rank has for itself."""
-
-
-# ------------------------------------------------------------------------------------------------------------ saving
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,7 @@ class SharedContent(Content):
         """Write what is this rank's own into ``place``, together with all ranks; rank 0's has the index."""
         writer = Writer(folder, place)
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        _together(lambda: save(self.own, storage_writer=writer, planner=planner, process_group=self.sharding.group))
+        together(lambda: save(self.own, storage_writer=writer, planner=planner, process_group=self.sharding.group))
         return writer
 
     def _tell(self, text: str | None) -> str | None:
@@ -190,7 +179,7 @@ class Follower(Saver):
         return prefix
 
 
-def _together(work: Callable[[], T]) -> T:
+def together(work: Callable[[], T]) -> T:
     """What ``work`` returns, with the error of whichever rank it was."""
     try:
         return work()
@@ -214,110 +203,3 @@ def _of(metadata: Metadata, name: str) -> TensorStorageMetadata:
     found = metadata.state_dict_metadata[name]
     assert isinstance(found, TensorStorageMetadata)
     return found
-
-
-# ----------------------------------------------------------------------------------------------------------- loading
-
-
-def read_all(tree: T, sharding: Sharding | None) -> T:
-    """``tree`` with the values of all tensors in it that are stored.
-
-    Args:
-        tree: anything that is saved.
-        sharding: how tensors are split now, whatever they were; each rank reads its part alone. None reads them whole.
-    """
-    found: dict[str, Stored] = {}
-    mapped(tree, lambda value: found.setdefault(value.key, value) if isinstance(value, Stored) else value)
-    if not found:
-        return tree
-    source = next(iter(found.values())).source
-    tensors = {name: _room(source.entries[name], sharding) for name in found}
-    read_into(tensors, source, None if sharding is None else sharding.group)
-    whole: T = mapped(tree, lambda value: tensors[value.key] if isinstance(value, Stored) else value)
-    return whole
-
-
-def read_into(tensors: dict[str, Tensor], source: Source, group: Any = None) -> None:
-    """Fill ``tensors``, which may be split over the ranks of ``group``, with what ``source`` has under their names."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        _together(
-            lambda: load(
-                tensors, storage_reader=Reader(source), planner=planner, process_group=group, no_dist=group is None
-            )
-        )
-
-
-def placed(value: Tensor, like: Tensor) -> Tensor:
-    """``value`` split as ``like`` is; every rank has the whole of it, or its part already."""
-    if not isinstance(like, DTensor) or isinstance(value, DTensor):
-        return value
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-class Reader(StorageReader):
-    """Reads what a rank's plan asks for, file by file."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def read_metadata(self, *args: Any) -> Metadata:
-        return Metadata({name: _metadata(entry) for name, entry in self.source.entries.items()})
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted: dict[str, list[tuple[Part, Any]]] = {}
-        for item in plan.items:
-            part = self._part(item.storage_index)
-            wanted.setdefault(part.file, []).append((part, item))
-        for file, items in sorted(wanted.items()):
-            there = self.source.read(file)
-            for part, item in items:
-                block = self._block(there, item.storage_index.fqn, part)
-                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                    block = block.narrow(dim, start, length)
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(block)
-                planner.commit_tensor(item, target)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    def _part(self, index: MetadataIndex) -> Part:
-        return self.source.entries[index.fqn].parts[index.index or 0]
-
-    def _block(self, there: Mapping[str, Tensor], name: str, part: Part) -> Tensor:
-        block, dtype = there.get(name), self.source.entries[name].dtype
-        if block is None or tuple(block.shape) != part.sizes or block.dtype != dtype:
-            raise CheckpointError(f"{part.file} has not the part of {name[:100]} that {INDEX} speaks of")
-        return block
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False
-
-
-def _metadata(entry: Entry) -> TensorStorageMetadata:
-    chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes)) for part in entry.parts]
-    return TensorStorageMetadata(TensorProperties(entry.dtype), torch.Size(entry.shape), chunks)
-
-
-def _room(entry: Entry, sharding: Sharding | None) -> Tensor:
-    if sharding is None or entry.placements is None:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in entry.placements]
-    if len(placements) != sharding.mesh.ndim:
-        placements = [Shard(0) if entry.shape else Replicate()] * sharding.mesh.ndim
-    return empty_dtensor(*entry.shape, dtype=entry.dtype, device_mesh=sharding.mesh, placements=placements)

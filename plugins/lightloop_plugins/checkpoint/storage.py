@@ -184,7 +184,7 @@ class Folder(ABC):
         state = decode(from_json(bytes(data[STATE]), f"{STATE} of {what}"), tensors)
         if shards != "whole" or INDEX not in manifest.files:
             return manifest, state
-        from lightloop_plugins.checkpoint.sharded import read_all
+        from lightloop_plugins.checkpoint.resharded import read_all
 
         return manifest, read_all(state, None)
 

@@ -1,0 +1,66 @@
+"""What each rank has of its own, beside what is the same on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lightloop import Loop
+from lightloop_plugins._sharding import SHARDING
+from lightloop_plugins.checkpoint.model import parameters
+from lightloop_plugins.checkpoint.positions import position
+from lightloop_plugins.checkpoint.random_state import take_global
+from lightloop_plugins.checkpoint.running import take_metrics, take_window
+from lightloop_plugins.checkpoint.tensors import raw
+from lightloop_plugins.checkpoint.tree import Encoded, encode, to_json
+
+OWN_PARTS = ("buffers", "extra", "generators")
+"""Parts of the module's state that a rank may have otherwise than rank 0."""
+
+
+def take_rank(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What each rank has of its own: open windows with their gradients, metrics, the loader's place, random numbers."""
+    return {
+        "windows": [take_window(window) for window in loop.windows],
+        "gradients": {name: p.grad for name, p in parameters(loop).items() if p.grad is not None},
+        "waiting": sharding.waiting() if (sharding := loop.stash.get(SHARDING)) else {},
+        "metrics": take_metrics(loop),
+        "loader": position(loop.train_loader, loop.batch_idx, start),
+        "random": take_global(),
+    }
+
+
+def gather(loop: Loop, own: dict[str, Any]) -> list[Any]:
+    """What each rank has of its own; where each writes it itself, the tensors of others stay with them."""
+    if loop.world.size == 1:
+        return [own]
+    if SHARDING not in loop.stash:
+        return loop.world.gather(own)
+    encoded = encode(own, {}, ("ranks", str(loop.world.rank)))
+    ranks: list[Any] = [Encoded(each) for each in loop.world.gather(encoded)]
+    ranks[loop.world.rank] = own
+    return ranks
+
+
+def differing(loop: Loop, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What in ``parts`` is not on this rank as it is on rank 0."""
+    digests = {(part, name): _digest(value) for part, values in parts.items() for name, value in values.items()}
+    main = loop.world.broadcast(digests)
+    return {
+        part: {name: value for name, value in values.items() if main.get((part, name)) != digests[part, name]}
+        for part, values in parts.items()
+    }
+
+
+def _digest(value: Any) -> str:
+    """A hash of all in it but split tensors, which are one tensor of all ranks."""
+    tensors: dict[str, Tensor] = {}
+    digest = hashlib.sha256(to_json(encode(value, tensors)))
+    for tensor in tensors.values():
+        if tensor.numel() and not hasattr(tensor, "to_local"):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(raw(tensor).numpy().data)
+    return digest.hexdigest()
