@@ -61,10 +61,11 @@ def make_parser(stage: str, arguments: list[str]) -> Any:
 
 def told(message: str, options: Mapping[str, Any]) -> str:
     """An error of jsonargparse in our words."""
+    known = ("module", "data", *options)
     if (found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)", message)) is not None:
-        return f"there is no option --{found[1]}.{nearest(found[1], options)}"
+        return f"there is no option --{found[1]}.{nearest(found[1], known)}"
     if (found := re.search(r"(?:Key|Option) ['\"]([\w.]+)['\"] is not (?:accepted|expected)", message)) is not None:
-        return f"there is no option {found[1]!r}.{nearest(found[1], options)}"
+        return f"there is no option {found[1]!r}.{nearest(found[1], known)}"
     if (found := re.search(r'Parser key "([\w.]+)".*Given value: (.*)$', message)) is not None:
         kind = options.get(found[1], "of another type")
         return f"{found[1]} must be {kind if isinstance(kind, str) else kind.__name__}; it is {found[2]!r}"
