@@ -2,25 +2,40 @@
 
     python benchmarks/frameworks.py FRAMEWORK    reads {"case": ..., "batches": ...} from stdin, a line a run
 
-The task and the cases are those of loop.py. Every function trains on the same batches from the same weights and returns
-``(net, steps)``; what the framework does not do by itself, such as accumulation in Ignite, the user writes here.
+The task, the cases and the clock are those of loop.py. Every function trains on the same batches from the same weights and
+returns ``(net, steps)``; what the framework does not do by itself, such as accumulation in Ignite, the user writes here.
+``folder`` is a temporary one for what is saved.
 """
 
 import json
 import sys
 import tempfile
-import time
 import warnings
 
 import torch
-from loop import ACCUMULATE, CLIP, LOG_EVERY, lightloop, make_data, make_net, make_optimizer, make_schedule, plain
+from loop import (
+    ACCUMULATE,
+    CLIP,
+    LOG_EVERY,
+    SAVE_EVERY,
+    VALIDATE_EVERY,
+    VALIDATION,
+    Saver,
+    Timed,
+    lightloop,
+    make_data,
+    make_net,
+    make_optimizer,
+    make_schedule,
+    plain,
+)
 from torch import nn
 from torch.nn import functional as F
 
 warnings.filterwarnings("ignore")
 
 
-def tuned(case, data):
+def tuned(case, data, folder):
     """The plain loop with every trick of torch's public interface that a user could know."""
     net = make_net()
     parameters = list(net.parameters())
@@ -34,7 +49,7 @@ def tuned(case, data):
                 parameter.grad = None
         return net, len(data)
     schedule, steps, rows, running = make_schedule(optimizer), 0, [], []
-    seed = torch.tensor(1 / ACCUMULATE)
+    seed, saver = torch.tensor(1 / ACCUMULATE), Saver(folder, net, optimizer, schedule)
     for index, (inputs, labels) in enumerate(data):
         loss = F.cross_entropy(net(inputs), labels)
         running.append(loss.detach())
@@ -43,7 +58,7 @@ def tuned(case, data):
             continue
         gradients = [parameter.grad for parameter in parameters]
         norm = nn.utils.get_total_norm(gradients)
-        if case == "full" and not torch.isfinite(norm):
+        if case in ("full", "saving") and not torch.isfinite(norm):
             raise ValueError("not finite")
         nn.utils.clip_grads_with_norm_(parameters, CLIP, norm)
         optimizer.step()
@@ -54,10 +69,12 @@ def tuned(case, data):
         if steps % LOG_EVERY == 0:
             rows.append({"loss": torch.stack(running).mean().item(), "norm": norm.item()})
         running.clear()
+        if case == "saving":
+            saver.after(index + 1, steps)
     return net, steps
 
 
-def ignite(case, data):
+def ignite(case, data, folder):
     from ignite.engine import Engine, Events
 
     net = make_net()
@@ -74,7 +91,7 @@ def ignite(case, data):
             return loss.detach()
         (loss / ACCUMULATE).backward()
         if engine.state.iteration % ACCUMULATE == 0:
-            if case == "full":
+            if case != "standard":
                 engine.state.norm = nn.utils.get_total_norm([parameter.grad for parameter in net.parameters()])
                 if not torch.isfinite(engine.state.norm) or not torch.isfinite(loss):
                     raise ValueError("not finite")
@@ -90,25 +107,31 @@ def ignite(case, data):
             Events.ITERATION_COMPLETED(every=LOG_EVERY * ACCUMULATE),
             lambda engine: rows.append({"loss": engine.state.output.item()}),
         )
+    if case == "saving":
+        saver = Saver(folder, net, optimizer, schedule)
+        engine.add_event_handler(
+            Events.ITERATION_COMPLETED(every=SAVE_EVERY),
+            lambda engine: saver.after(engine.state.iteration, engine.state.iteration // ACCUMULATE),
+        )
     engine.run(data, max_epochs=1)
     return net, engine.state.iteration // (1 if case == "bare" else ACCUMULATE)
 
 
-def accelerate(case, data):
+def accelerate(case, data, folder):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if case == "bare" else ACCUMULATE)
     net = make_net()
     optimizer = make_optimizer(net.parameters())
     net, optimizer, schedule = accelerator.prepare(net, optimizer, make_schedule(optimizer))
-    steps, rows = 0, []
-    for inputs, labels in data:
+    steps, rows, saver = 0, [], Saver(folder, net, optimizer, schedule)
+    for index, (inputs, labels) in enumerate(data):
         with accelerator.accumulate(net):
             loss = F.cross_entropy(net(inputs), labels)
             accelerator.backward(loss)
             if accelerator.sync_gradients and case != "bare":
                 norm = accelerator.clip_grad_norm_(net.parameters(), CLIP)
-                if case == "full" and (not torch.isfinite(norm) or not torch.isfinite(loss)):
+                if case in ("full", "saving") and (not torch.isfinite(norm) or not torch.isfinite(loss)):
                     raise ValueError("not finite")
             optimizer.step()
             if case != "bare":
@@ -118,10 +141,12 @@ def accelerate(case, data):
             steps += 1
             if case != "bare" and steps % LOG_EVERY == 0:
                 rows.append({"loss": loss.item()})
+        if case == "saving":
+            saver.after(index + 1, steps)
     return accelerator.unwrap_model(net), steps
 
 
-def lightning(case, data):
+def lightning(case, data, folder):
     import lightning
     from lightning.pytorch.loggers.logger import Logger
     from lightning.pytorch.utilities import grad_norm
@@ -149,12 +174,16 @@ def lightning(case, data):
             loss = F.cross_entropy(self.net(inputs), labels)
             if case != "bare":
                 self.log("loss", loss)
-            if case == "full" and not torch.isfinite(loss):
+            if case in ("full", "saving") and not torch.isfinite(loss):
                 raise ValueError("not finite")
             return loss
 
+        def validation_step(self, batch, batch_idx):
+            inputs, labels = batch
+            self.log("val_loss", F.cross_entropy(self.net(inputs), labels))
+
         def on_before_optimizer_step(self, optimizer):
-            if case == "full":
+            if case in ("full", "saving"):
                 norms = grad_norm(self, norm_type=2)
                 self.log("grad_norm", norms["grad_2.0_norm_total"])
 
@@ -165,33 +194,28 @@ def lightning(case, data):
             return [optimizer], [{"scheduler": make_schedule(optimizer), "interval": "step"}]
 
     more = {} if case == "bare" else {"accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": CLIP}
+    if case == "saving":
+        every = SAVE_EVERY // ACCUMULATE
+        save = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=every)
+        more |= {"callbacks": [save], "val_check_interval": VALIDATE_EVERY, "num_sanity_val_steps": 0}
     trainer = lightning.Trainer(
         max_epochs=1,
         accelerator="cpu",
         logger=False if case == "bare" else Memory(),
         log_every_n_steps=LOG_EVERY,
-        enable_checkpointing=False,
+        enable_checkpointing=case == "saving",
         enable_progress_bar=False,
         enable_model_summary=False,
         **more,
     )
     module = Net()
-    trainer.fit(module, Batches(data))  # a list would be taken for several loaders
+    trainer.fit(
+        module, data, Timed(VALIDATION) if case == "saving" else None
+    )  # a list would be taken for several loaders
     return module.net, trainer.global_step
 
 
-class Batches:
-    def __init__(self, data):
-        self.data = data
-
-    def __len__(self):
-        return len(self.data)
-
-    def __iter__(self):
-        return iter(self.data)
-
-
-def transformers(case, data):
+def transformers(case, data, folder):
     from transformers import Trainer, TrainingArguments
 
     class Net(nn.Module):
@@ -202,36 +226,56 @@ def transformers(case, data):
         def forward(self, inputs, labels):
             return {"loss": F.cross_entropy(self.net(inputs), labels)}
 
+    class Named:
+        def __init__(self, batches):
+            self.batches = batches
+            self.dataset, self.batch_size = list(range(32 * len(batches))), 32
+
+        def __len__(self):
+            return len(self.batches)
+
+        def __iter__(self):
+            return ({"inputs": inputs, "labels": labels} for inputs, labels in self.batches)
+
     class OurTrainer(Trainer):
         def get_train_dataloader(self):
-            return [{"inputs": inputs, "labels": labels} for inputs, labels in data]
+            return Named(data)
+
+        def get_eval_dataloader(self, eval_dataset=None):
+            return Named(VALIDATION)
 
     net = Net()
     optimizer = make_optimizer(net.parameters())
     schedule = make_schedule(optimizer) if case != "bare" else torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1)
     steps = len(data) if case == "bare" else len(data) // ACCUMULATE
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = TrainingArguments(
-            directory,
-            max_steps=steps,
-            gradient_accumulation_steps=1 if case == "bare" else ACCUMULATE,
-            max_grad_norm=0.0 if case == "bare" else CLIP,
-            logging_steps=LOG_EVERY,
-            logging_strategy="no" if case == "bare" else "steps",
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-        )
-        trainer = OurTrainer(net, arguments, train_dataset=list(range(len(data))), optimizers=(optimizer, schedule))
-        trainer.train()
+    more = {"save_strategy": "no", "eval_strategy": "no"}
+    if case == "saving":
+        more = {"save_strategy": "steps", "save_steps": SAVE_EVERY // ACCUMULATE, "save_total_limit": 2}
+        more |= {"eval_strategy": "steps", "eval_steps": VALIDATE_EVERY // ACCUMULATE, "prediction_loss_only": True}
+    arguments = TrainingArguments(
+        folder,
+        max_steps=steps,
+        gradient_accumulation_steps=1 if case == "bare" else ACCUMULATE,
+        max_grad_norm=0.0 if case == "bare" else CLIP,
+        logging_steps=LOG_EVERY,
+        logging_strategy="no" if case == "bare" else "steps",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **more,
+    )
+    trainer = OurTrainer(
+        net, arguments, train_dataset=list(range(len(data))), eval_dataset=VALIDATION, optimizers=(optimizer, schedule)
+    )
+    trainer.train()
     return net.net, trainer.state.global_step
 
 
 FRAMEWORKS = {
-    "plain": plain,
+    "plain": lambda case, data, folder: plain(case, data),
     "tuned": tuned,
-    "lightloop": lightloop,
+    "lightloop": lambda case, data, folder: lightloop(case, data),
+    "lightloop, fused": lambda case, data, folder: lightloop(case, data, fused_optimizer=True),
     "ignite": ignite,
     "accelerate": accelerate,
     "lightning": lightning,
@@ -246,11 +290,11 @@ def main():
     data = make_data(4000)
     for line in sys.stdin:
         asked = json.loads(line)
-        started = time.process_time()
-        net, steps = train(asked["case"], data[: asked["batches"]])
-        spent = time.process_time() - started
+        timed = Timed(data[: asked["batches"]])
+        with tempfile.TemporaryDirectory() as folder:
+            net, steps = train(asked["case"], timed, folder)
         weights = torch.cat([parameter.detach().reshape(-1) for parameter in net.parameters()])
-        answer = {"seconds": spent, "steps": steps, "sum": weights.double().sum().item(), "norm": weights.norm().item()}
+        answer = {"seconds": timed.seconds, "steps": steps, "norm": weights.norm().item()}
         print(json.dumps(answer), file=out, flush=True)
 
 

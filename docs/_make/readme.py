@@ -28,7 +28,16 @@ KINDS = {
         *("precision", "tbptt", "optimizer_frequencies", "toggle", "manual_optimization", "shared_parameters"),
         *("split_on_oom", "lr_schedule", "lr_find", "batch_size_find", "ema", "swa", "compile", "fused"),
     ),
-    "data and evaluation": ("validation", "reload_data", "set_epoch", "seed", "shard_data", "in_step", "outputs", "whole_batches"),
+    "data and evaluation": (
+        "validation",
+        "reload_data",
+        "set_epoch",
+        "seed",
+        "shard_data",
+        "in_step",
+        "outputs",
+        "whole_batches",
+    ),
     "what is kept and shown": (
         *("checkpoint", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss", "progress"),
         *("model_summary", "throughput", "device_stats", "profiler", "trace"),
