@@ -61,7 +61,7 @@ CANNOT_RUN = {
 """Why those cannot be run here that need what not everybody has."""
 REFUSE = {"batch_size_find", "lr_find", "split_on_oom"}
 """They say themselves that they work in one process alone."""
-OURS = [name for name, found in discover().items() if found.distribution == "lightloop"]
+OURS = [name for name, found in discover().items() if found.distribution == "lightloop" and not found.left_out_by]
 
 
 class Sequences(TinyClassifier):
@@ -70,6 +70,9 @@ class Sequences(TinyClassifier):
     def training_step(self, batch, batch_idx, hiddens=None):
         x, y = batch
         return {"loss": torch.nn.functional.cross_entropy(self(x).flatten(0, 1), y.flatten()), "hiddens": x[:, -1]}
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx)["loss"])
 
 
 class Sized(TinyClassifier):

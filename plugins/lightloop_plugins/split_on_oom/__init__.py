@@ -43,7 +43,7 @@ class SplitOnOOM(Plugin):
     """
 
     name = "split_on_oom"
-    before = ("strategy", "precision", "toggle", "module_hooks")
+    before = ("lightning", "strategy", "precision", "toggle", "module_hooks")
     conflicts = ("tbptt",)
 
     on: bool = option(
