@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.testing.accelerators import samples
-from lightloop_plugins.checkpoint import local, plugin
+from lightloop_plugins.checkpoint import content, local, plugin
 from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest
@@ -26,7 +26,7 @@ from tests.checkpoint.faults import FaultyDisk
 
 FSDP = {"strategy": "fsdp", "fsdp_min_size": 50, "fsdp_timeout": 60.0}
 DDP = {"strategy": "ddp", "ddp_timeout": 60.0}
-RANKED = ["-*", "in_step", "shard_data", "set_epoch", "validation", "duration", "checkpoint", "run_dir"]
+RANKED = ["-*", "in_step", "shard_data", "set_epoch", "validation", "duration", "checkpoint", "run_dir", "log_every"]
 
 
 class Net(Module):
@@ -137,6 +137,18 @@ def again(folder, strategy, source, epochs):
         outcome = life(folder, strategy, resume=str(source), epochs=epochs, accumulate=1, ema_decay=0.9)
         more = life(folder, strategy, resume=str(source), epochs=epochs + 1, accumulate=1, ema_decay=0.9)
     return outcome, more
+
+
+def forgetful(folder, part):
+    """A life that saves, of one part, what rank 0 has for every rank."""
+    whole = content.gather
+
+    def gather(loop, own):
+        mine = loop.world.broadcast(own[part]) if part != "waiting" else {}
+        return whole(loop, {**own, part: mine})
+
+    content.gather = gather
+    life(folder, FSDP, at=8, epochs=1)
 
 
 class FailsToWrite(FaultyDisk):

@@ -15,7 +15,7 @@ from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
 from lightloop_plugins.checkpoint.shards import INDEX, read_index
 from lightloop_plugins.checkpoint.tensors import from_bytes
 from lightloop_plugins.checkpoint.weights import export_weights
-from tests.checkpoint.sharded_rig import DDP, FSDP, Net, again, beside, faulty, guarded, life, odd, unwilling
+from tests.checkpoint.sharded_rig import DDP, FSDP, Net, again, beside, faulty, forgetful, guarded, life, odd, unwilling
 
 pytestmark = pytest.mark.processes
 
@@ -52,6 +52,16 @@ def test_two_ranks_go_on_to_the_bit(tmp_path, strategy, at, options):
         same(each, other)
         assert len(each["losses"]) == 20 - at
     assert found[0]["losses"] != found[1]["losses"]
+
+
+@pytest.mark.parametrize("part", ["waiting", "differs", "random", "metrics"])
+def test_without_what_a_rank_has_for_itself_they_would_not(tmp_path, part):
+    short = functools.partial(life, epochs=1)
+    wanted = values_of(run_ranks(short, 2, tmp_path / "whole", FSDP))
+    values_of(run_ranks(forgetful, 2, tmp_path / "broken", part))
+    resumed = functools.partial(short, resume=str(tmp_path / "broken"))
+    with pytest.raises(AssertionError):
+        same(values_of(run_ranks(resumed, 2, tmp_path / "broken", FSDP))[1], wanted[1])
 
 
 # ------------------------------------------------------------------------------------------------ what is in it
