@@ -39,6 +39,8 @@ class State:
 
     def __init__(self, module: nn.Module, hook: Relay, plugins: Sequence[Plugin], stage: Stage = "fit") -> None:
         self.module = module
+        self.module_name = type(module).__name__
+        """What the user calls its class; a strategy may make another of it."""
         self.hook = hook
         self.plugins = plugins
         self.trainer: Any = None

@@ -25,7 +25,7 @@ from lightloop.order import OrderError
 from lightloop.plugin import Plugin
 from lightloop.seeding import seed_everything
 from lightloop.state import Stage
-from lightloop.trainer import Trainer
+from lightloop.trainer import Result, Trainer
 
 KEYS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 """Under which key of a mapping that the data function returns the data of a stage are."""
@@ -110,26 +110,33 @@ def _trainer(stage: Stage, plugins: list[str], options: Mapping[str, Any], confi
 
 
 def _do(stage: Stage, trainer: Trainer, module: nn.Module, data: Any, given: Mapping[str, Any]) -> int:
+    """Do the stage; of several processes, the main one tells how it went and writes what was asked for."""
+    output = given.get("output")
     if stage == "fit":
-        val = data.get("val") if isinstance(data, Mapping) else None
-        result = trainer.fit(module, _of(stage, data), val)
-        for name, reason in result.disabled.items():
-            print(f"plugin {name} was out: {reason}")
-        why = f" ({result.reason})" if result.reason else ""
-        print(f"{result.status}{why} after {result.epoch} epochs and {result.global_step} steps")
-        _show(result.metrics)
-        if given.get("output"):
-            torch.save(module.state_dict(), given["output"])
-        return 0
-    if stage == "predict":
+        result = trainer.fit(module, _of(stage, data), data.get("val") if isinstance(data, Mapping) else None)
+        if trainer.is_global_zero:
+            _tell(result)
+            if output:
+                torch.save(module.state_dict(), output)
+    elif stage == "predict":
         outputs = trainer.predict(module, _of(stage, data))
-        torch.save(outputs, given.get("output") or "predictions.pt")
-        return 0
-    metrics = (trainer.validate if stage == "validate" else trainer.test)(module, _of(stage, data))
-    _show(metrics)
-    if given.get("output"):
-        Path(given["output"]).write_text(json.dumps(metrics), encoding="utf-8")
+        if trainer.is_global_zero:
+            torch.save(outputs, output or "predictions.pt")
+    else:
+        metrics = (trainer.validate if stage == "validate" else trainer.test)(module, _of(stage, data))
+        if trainer.is_global_zero:
+            _show(metrics)
+            if output:
+                Path(output).write_text(json.dumps(metrics), encoding="utf-8")
     return 0
+
+
+def _tell(result: Result) -> None:
+    for name, reason in result.disabled.items():
+        print(f"plugin {name} was out: {reason}")
+    why = f" ({result.reason})" if result.reason else ""
+    print(f"{result.status}{why} after {result.epoch} epochs and {result.global_step} steps")
+    _show(result.metrics)
 
 
 def _of(stage: Stage, data: Any) -> Any:

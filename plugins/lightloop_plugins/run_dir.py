@@ -107,7 +107,7 @@ class RunDir(Plugin):
 
     def _parent(self, loop: Loop) -> Path:
         root = Path(self.root or os.environ.get("LIGHTLOOP_RUNS") or "runs")
-        return root / plain(self.run_name or type(loop.module).__name__)
+        return root / plain(self.run_name or loop.module_name)
 
     def _version(self, loop: Loop) -> int | str | None:
         return loop.stash.get(RUN_VERSION) if self.version is None else self.version

@@ -135,3 +135,25 @@ def test_what_is_asked_for_must_be_what_the_launcher_started(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match="devices=2 and num_nodes=1 ask for 2 processes, and torchrun has started 4"):
         Trainer(["-*", "ddp"], devices=2).fit(Probe(), probe_batches(1))
+
+
+NET = """
+import torch
+from lightloop.testing import TinyClassifier
+
+def data():
+    return [(torch.randn(4, 4), torch.randint(3, (4,))) for _ in range(4)]
+"""
+
+
+def test_the_command_tells_once_how_it_went_and_names_the_run_by_the_class_of_the_module(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    done = subprocess.run(
+        [sys.executable, "-m", "lightloop", "fit", "--module", "net.py:TinyClassifier", "--data", "net.py:data",
+         "--strategy", "fsdp", "--devices", "2", "--plugins", "-progress"],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env=environ(LIGHTLOOP_RUNS=str(tmp_path / "runs")),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished after 1 epochs") == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["TinyClassifier"]
