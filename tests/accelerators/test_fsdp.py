@@ -180,6 +180,30 @@ def test_blocks_are_named_by_their_class():
         )
 
 
+class Idle(Blocks):
+    """Its second block is in no loss."""
+
+    def forward(self, x):
+        return self.head(x + self.blocks[0](x))
+
+
+def idle(options):
+    module = Idle()
+    Trainer(["-*", "in_step"], **options).fit(
+        module, batches() if "RANK" in os.environ else [samples(24)[start : start + 6] for start in range(0, 24, 6)]
+    )
+    return module.state_dict()
+
+
+def test_parameters_that_no_loss_depends_on_stay_as_they_are():
+    options = {"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 60.0}
+    alone, before = idle({}), Blocks().state_dict()
+    for found in values_of(run_ranks(idle, 2, options)):
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-6)
+        assert torch.equal(found["blocks.1.0.weight"], before["blocks.1.0.weight"])
+        assert not torch.equal(found["blocks.0.0.weight"], before["blocks.0.0.weight"])
+
+
 def test_one_process_is_left_alone():
     module = Blocks()
     run = trainer()
