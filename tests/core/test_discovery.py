@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -92,6 +93,31 @@ def test_an_error_names_plugin_distribution_hook_epoch_and_batch(site):
         f"in after_epoch of plugin 'early_stopping:x' ({ours})",
         "at epoch 0, batch 2",
     ]
+
+
+PLACED = """
+from lightloop import Plugin, option
+class A(Plugin):
+    name = "{name}"
+    before = {before!r}
+    size: int = option(0, "How much.")
+"""
+
+
+def test_every_order_of_installation_and_of_listing_gives_the_same_order(site):
+    for name, before in (("ka", ()), ("kb", ("ka",)), ("kc", ("ka",)), ("kd", ("kc",))):
+        install(site, f"dist-{name}", PLACED.format(name=name, before=before), f"{name}=A")
+    found = entries(site)
+    assert len(found) == 4
+    options = {f"{name}_size": 1 for name in ("ka", "kb", "kc", "kd")}
+    orders = set()
+    for order in itertools.permutations(found):
+        for names in itertools.permutations(options):
+            live = Selection(discover(order, {}), [], {name: options[name] for name in names}).live
+            listed = Selection(discover(order, {}), [name.removesuffix("_size") for name in names], {}).live
+            orders |= {tuple(plugin.name for plugin in plugins) for plugins in (live, listed)}
+    forget("dist_ka", "dist_kb", "dist_kc", "dist_kd")
+    assert orders == {("kb", "kd", "kc", "ka")}
 
 
 def three(site):
