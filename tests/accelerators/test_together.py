@@ -25,7 +25,7 @@ MORE = {
 
 
 def everything(strategy, root, batch_size, precision):
-    options = {"fsdp_min_size": 100, "enable_checkpointing": False} if strategy == "fsdp" else {}
+    options = {"fsdp_min_size": 100} if strategy == "fsdp" else {}
     module = Blocks()
     trainer = Trainer(strategy=strategy, default_root_dir=root, precision=precision, **MORE, **options)
     result = trainer.fit(module, DataLoader(samples(60), batch_size), DataLoader(samples(11), batch_size))
