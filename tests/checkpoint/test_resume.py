@@ -45,6 +45,19 @@ def test_stopped_before_every_batch(tmp_path, accumulate, optimizers):
     )
 
 
+class Closure(Net):
+    """Each step runs the batches of its window several times."""
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+def test_a_window_that_is_run_again_goes_on_exactly(tmp_path):
+    """Killed with nothing, one, and three of the four batches of a window done."""
+    assert_exact(tmp_path, LOADERS["resumable"], [4, 9], epochs=3, module=Closure, accumulate_grad_batches=4)
+    assert_exact(tmp_path / "late", LOADERS["plain"], [7], epochs=3, module=Closure, accumulate_grad_batches=4)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
