@@ -27,7 +27,7 @@ from tests.checkpoint.faults import CALLS
 from tests.checkpoint.rig import bits, outcome, train
 from tests.checkpoint.victims import BATCHES, VICTIMS
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds after which a process of which nothing is heard has failed the test."""
 HOOKS = [
     "setup",

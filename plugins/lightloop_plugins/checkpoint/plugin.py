@@ -6,10 +6,9 @@ import logging
 import os
 import warnings
 from collections.abc import Generator, Mapping
-from datetime import timedelta
 from typing import Any, Literal
 
-from lightloop import Every, Key, Loop, Plugin, hookimpl, option
+from lightloop import Key, Loop, Plugin, hookimpl, option
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.chosen import begin_with, load_for_evaluation
 from lightloop_plugins.checkpoint.content import Restoration, ready, saver_for, take
@@ -22,6 +21,7 @@ from lightloop_plugins.checkpoint.record import describe_run, differences, finis
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content
+from lightloop_plugins.checkpoint.trigger import Rhythm, Trigger
 from lightloop_plugins.checkpoint.weights import FOLDER, load_module, load_path, take_hyperparameters
 from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
 
@@ -55,7 +55,7 @@ class Checkpoint(Plugin):
         "Where checkpoints are kept: a path or a URL that fsspec knows; by default 'checkpoints' in the run's directory.",
         flag="checkpoint_dir",
     )
-    every: int | float | str | timedelta | Every | Mapping[int, Any] | None = option(
+    every: Rhythm = option(
         "1 epoch",
         "When to save: so many steps, '2 epochs', '500 batches', '15 min'; None saves at the end alone.",
         flag="save_every",
@@ -96,7 +96,6 @@ class Checkpoint(Plugin):
             raise self.refuse("top_k", "a whole number from 0, or -1 for all")
         if str(self.resume) == "best" and not self.enabled:
             raise self.refuse("resume", "a path where enable_checkpointing=False saves nothing that could be the best")
-        self._every = None if self.every is None else Every(self.every)
         self._fitted = False
         self._forget()
 
@@ -106,9 +105,7 @@ class Checkpoint(Plugin):
         self._restoration: Restoration | None = None
         self._resume: str | None = None
         self._start: Any = None
-        self._due = self._evaluated = self._exact = False
-        self._best: float | None = None
-        self._updates = 0
+        self._trigger = Trigger(self.every, self.monitor, self.mode)
         self._place: tuple[int, int] | None = None
         self.last_path: str | None = None
 
@@ -130,8 +127,7 @@ class Checkpoint(Plugin):
 
     @hookimpl(wrapper=True)
     def before_fit(self, loop: Loop) -> Generator[None, None, None]:
-        if self._every is not None:
-            self._every.start(loop)
+        self._trigger.start(loop)
         if self._resume is not None:
             self._found = self._find(loop)
             if begin_with(loop.module, self._resume, self._found, self.strict, loop.world.is_main):
@@ -256,42 +252,24 @@ class Checkpoint(Plugin):
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
-        if self._every is not None and self._every.due(loop):
-            self._due = True
+        self._trigger.after_batch(loop)
 
     @hookimpl
     def after_epoch(self, loop: Loop) -> None:
-        self._evaluated = True
-        if self._every is not None and self._every.due_at_epoch_end(loop):
-            self._due = True
+        self._trigger.after_epoch(loop)
 
     @hookimpl
-    def after_evaluation(self, loop: Loop) -> None:
-        self._evaluated = True
+    def after_evaluation(self) -> None:
+        self._trigger.after_evaluation()
 
     @hookimpl
     def between_batches(self, loop: Loop) -> None:
-        improved = self._evaluated and self._improves(loop)
-        due, self._due, self._evaluated = self._due or improved, False, False
-        ends = loop.stopping or (loop.batch_idx == 0 and not loop.hook.epochs_remain(loop=loop))
-        if (due or ends) and self.enabled and (loop.global_step, loop.total_batches) != self._place:
+        if self._trigger.due(loop) and self.enabled and (loop.global_step, loop.total_batches) != self._place:
             self._save(loop)
 
     def save_next(self) -> None:
         """Save at the next boundary between batches, whatever the rhythm; every rank must ask."""
-        self._due = True
-
-    def _improves(self, loop: Loop) -> bool:
-        updates = loop.metrics.updates.get(self.monitor, 0) if self.monitor else 0
-        if updates == self._updates:
-            return False
-        self._updates = updates
-        value = loop.world.broadcast(float(loop.metrics.latest[self.monitor]))  # type: ignore[index]
-        score = value if self.mode == "max" else -value
-        if score == score and (self._best is None or score > self._best):
-            self._best = score
-            return True
-        return False
+        self._trigger.ask()
 
     def _save(self, loop: Loop, exact: bool = True) -> None:
         loop.world.barrier(within=PATIENCE)
@@ -332,8 +310,7 @@ class Checkpoint(Plugin):
                 f"{', '.join(body['metrics']) or 'none'}. The checkpoint ranks last",
                 stacklevel=3,
             )
-        score = None if value is None else value if self.mode == "max" else -value
-        name = saver.save(content, body, score, PREFIX if exact else EXCEPTION)
+        name = saver.save(content, body, self._trigger.score(value), PREFIX if exact else EXCEPTION)
         return f"{saver.folder.place}/{name}" if loop.world.is_main else None
 
     # --------------------------------------------------------------------------------------------------- ways out
@@ -372,16 +349,10 @@ class Checkpoint(Plugin):
     load_module = staticmethod(load_module)  # what Module.load_from_checkpoint looks for
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "every": None if self._every is None else self._every.state_dict(),
-            "best": self._best,
-            "seen": self._updates,
-        }
+        return self._trigger.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best, self._updates = state["best"], state["seen"]
-        if self._every is not None and state["every"] is not None:
-            self._every.load_state_dict(state["every"])
+        self._trigger.load_state_dict(state)
 
 
 def _of_run(found: Found, name: str) -> bool:

@@ -1,0 +1,90 @@
+"""When a checkpoint is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from lightloop import Every, Loop
+
+Rhythm = int | float | str | timedelta | Every | Mapping[int, Any] | None
+
+
+class Trigger:
+    """In a rhythm, when the monitored metric improves, when somebody asks, and where training ends.
+
+    Args:
+        every: the rhythm, if there is one.
+        monitor: the metric, if there is one.
+        mode: "max" or "min": whether it is better high or low.
+
+    Raises:
+        TypeError, ValueError: if ``every`` is no rhythm.
+    """
+
+    def __init__(self, every: Rhythm, monitor: str | None, mode: str) -> None:
+        self.every = None if every is None else Every(every)
+        self.monitor, self.mode = monitor, mode
+        self._due = self._evaluated = False
+        self._best: float | None = None
+        self._updates = 0
+
+    def start(self, loop: Loop) -> None:
+        """Begin with a fit."""
+        if self.every is not None:
+            self.every.start(loop)
+
+    def ask(self) -> None:
+        """Have a checkpoint made at the next boundary between batches; every rank must ask."""
+        self._due = True
+
+    def after_batch(self, loop: Loop) -> None:
+        """A batch is done."""
+        if self.every is not None and self.every.due(loop):
+            self._due = True
+
+    def after_epoch(self, loop: Loop) -> None:
+        """An epoch is over."""
+        self._evaluated = True
+        if self.every is not None and self.every.due_at_epoch_end(loop):
+            self._due = True
+
+    def after_evaluation(self) -> None:
+        """The metric may have another value."""
+        self._evaluated = True
+
+    def due(self, loop: Loop) -> bool:
+        """Whether to make one now, asked once at each boundary between batches."""
+        improved = self._evaluated and self._improves(loop)
+        due, self._due, self._evaluated = self._due or improved, False, False
+        return due or loop.stopping or (loop.batch_idx == 0 and not loop.hook.epochs_remain(loop=loop))
+
+    def score(self, value: float | None) -> float | None:
+        """A value of the metric as a number that is better the higher it is."""
+        return value if value is None or self.mode == "max" else -value
+
+    def _improves(self, loop: Loop) -> bool:
+        updates = loop.metrics.updates.get(self.monitor, 0) if self.monitor else 0
+        if updates == self._updates:
+            return False
+        self._updates = updates
+        score = self.score(loop.world.broadcast(float(loop.metrics.latest[self.monitor])))  # type: ignore[index]
+        if score is not None and score == score and (self._best is None or score > self._best):
+            self._best = score
+            return True
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rhythm is, and the best value so far."""
+        return {
+            "every": None if self.every is None else self.every.state_dict(),
+            "best": self._best,
+            "seen": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._best, self._updates = state["best"], state["seen"]
+        if self.every is not None and state["every"] is not None:
+            self.every.load_state_dict(state["every"])
