@@ -85,7 +85,7 @@ class Parts:
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
-                for group in part._get_fsdp_state()._fsdp_param_groups:
+                for group in groups_of(part):
                     for parameter in group.fsdp_params:
                         yield names[id(parameter.sharded_param)], parameter
 
@@ -111,11 +111,18 @@ def blocks_of(module: nn.Module, names: set[str], min_size: int) -> Iterator[nn.
             yield part
 
 
+def groups_of(part: FSDPModule) -> list[Any]:
+    """The groups of parameters that are gathered together; older versions of torch have one at most."""
+    state = part._get_fsdp_state()
+    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    return [each for each in (state._fsdp_param_group,) if each is not None] if groups is None else groups
+
+
 def reduce_waiting(module: nn.Module) -> None:
     """Reduce the gradients that held backwards have left unsharded."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            for group in part._get_fsdp_state()._fsdp_param_groups:
+            for group in groups_of(part):
                 group.post_backward()
     module._get_fsdp_state()._root_post_backward_final_callback()  # type: ignore[operator]
 
@@ -142,7 +149,7 @@ def make_whole(module: nn.Module) -> None:
             state = part._get_fsdp_state()
             state._pre_forward_hook_handle.remove()
             state._post_forward_hook_handle.remove()
-            for group in state._fsdp_param_groups:
+            for group in groups_of(part):
                 before_save = group._module_to_pre_save_state_dict_hook_handle
                 before_load = group._module_to_pre_load_state_dict_hook_handle
                 after_load = [each._post_load_hook_handle for each in group.fsdp_params]
