@@ -172,8 +172,7 @@ class Loop(State):
     def prepare_fit(self) -> None:
         """Build loader and optimizers, and leave no gradient of before."""
         self.reload_train_data()
-        setup = self.hook.configure_optimizers(loop=self)
-        assert setup is not None
+        setup: Setup = self.hook.configure_optimizers(loop=self)  # type: ignore[assignment]
         self.optimizers, self.schedules, self.frequencies = setup.optimizers, setup.schedules, setup.frequencies
         self.optimizer_steps = [0] * len(self.optimizers)
         self.windows = [Window() for _ in self.optimizers]

@@ -9,6 +9,7 @@ import ast
 import copy
 import inspect
 import sys
+import types
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ def tailored(kind: type[T], relay: Relay) -> type[T]:
     A statement ``hook.name(...)`` is left out where nobody is called; ``hook.name(...)`` becomes its value where the only
     answer is one of the loop's own that is an expression in which nothing of the run is called.
     """
+    if not _is_as_written(kind):
+        return kind
     own = {
         hook: function.__qualname__ for hook, function in relay.own.items() if function.__module__ == kind.__module__
     }
@@ -34,8 +37,6 @@ def tailored(kind: type[T], relay: Relay) -> type[T]:
 def _tailored(kind: type[T], idle: frozenset[str], own: frozenset[tuple[str, str]]) -> type[T]:
     module = sys.modules[kind.__module__]
     classes = _classes(module.__name__)
-    if kind.__name__ not in classes:
-        return kind
     answers = {name: answer for name, method in own if (answer := _answer(method, classes)) is not None}
     written = copy.deepcopy(classes[kind.__name__])
     written.bases = [ast.Name(kind.__name__, ast.Load())]
@@ -50,9 +51,29 @@ def _classes(module: str) -> Mapping[str, ast.ClassDef]:
     """The classes of a module as they are written; none where the source is not there."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except OSError:
+    except (OSError, SyntaxError):
         return {}
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _is_as_written(kind: type) -> bool:
+    """Whether the methods of ``kind`` are those of its source: the file may be newer, or somebody has patched one."""
+    written = _written(kind.__module__, kind.__name__)
+    methods = {name: method for name, method in vars(kind).items() if isinstance(method, types.FunctionType)}
+    return bool(written) and all(method.__code__.co_code == written.get(name) for name, method in methods.items())
+
+
+@cache
+def _written(module: str, name: str) -> Mapping[str, bytes]:
+    """The code of each method of a class, compiled from its source."""
+    if name not in (classes := _classes(module)):
+        return {}
+    (body,) = _codes(compile(ast.Module([classes[name]], []), "", "exec"))
+    return {method.co_name: method.co_code for method in _codes(body)}
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
 
 
 def _answer(method: str, classes: Mapping[str, ast.ClassDef]) -> ast.expr | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import itertools
 import traceback
 
@@ -192,14 +193,44 @@ def test_nothing_changes(options, monkeypatch):
         assert torch.equal(one, other)
 
 
-def test_without_the_source_the_loop_runs_as_it_is(monkeypatch):
-    def no_source(module):
-        raise OSError("could not get source code")
+@pytest.fixture
+def forgetful():
+    """What is known of sources is forgotten, before and after."""
+    known = (lightloop.tailor._classes, lightloop.tailor._written, lightloop.tailor._tailored)
+    for each in known:
+        each.cache_clear()
+    yield
+    for each in known:
+        each.cache_clear()
 
-    lightloop.tailor._classes.cache_clear()
-    lightloop.tailor._tailored.cache_clear()
-    monkeypatch.setattr("inspect.getsource", no_source)
+
+@pytest.mark.parametrize("source", [OSError("there is none"), "class Loop:\n    def fit(self):", "class Other: ..."])
+def test_without_its_own_source_the_loop_runs_as_it_is(source, forgetful, monkeypatch):
+    def getsource(module):
+        if isinstance(source, OSError):
+            raise source
+        return source
+
+    monkeypatch.setattr("inspect.getsource", getsource)
     loop, _ = fit()
-    lightloop.tailor._classes.cache_clear()
-    lightloop.tailor._tailored.cache_clear()
     assert (type(loop), loop.global_step) == (Loop, 3)
+
+
+def test_a_source_that_is_newer_than_what_runs_is_not_taken(forgetful, monkeypatch):
+    newer = inspect.getsource(lightloop.loop).replace("self.batch_idx += 1", "self.batch_idx += 2")
+    monkeypatch.setattr("inspect.getsource", lambda module: newer)
+    loop, _ = fit()
+    assert (type(loop), loop.total_batches, loop.global_step) == (Loop, 3, 3)
+
+
+def test_a_method_that_somebody_replaces_is_the_one_that_runs(monkeypatch):
+    ran = []
+    train_batch = Loop.train_batch
+
+    def patched(self):
+        ran.append(self.batch_idx)
+        train_batch(self)
+
+    monkeypatch.setattr(Loop, "train_batch", patched)
+    fit()
+    assert ran == [0, 1, 2]
