@@ -6,8 +6,7 @@ It does nothing by itself but emit the events of :class:`lightloop.Hooks`; every
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from lightloop.gradients import Weight, differentiate, scale_, seed_for, total_n
 from lightloop.hookspecs import hookimpl
 from lightloop.optimizers import Setup, needs_closure, read_setup
 from lightloop.state import State
-from lightloop.steps import bind, defined
+from lightloop.steps import bind, defined, read_output
 from lightloop.tailor import tailored
 from lightloop.window import Window, closure, remember
 
@@ -31,7 +30,7 @@ class Loop(State):
         self.prepare_fit()
         hook.before_fit(loop=self)
         while not self.should_stop() and hook.epochs_remain(loop=self):
-            self.__class__ = tailored(Loop, hook)
+            self.__class__ = tailored(Loop, hook)  # without the calls of hooks that nobody hears
             self.train_epoch()
         self.status = "interrupted" if self.interrupt_reason else "stopped" if self.stop_reason else "finished"
         if self.interrupt_reason:
@@ -262,45 +261,3 @@ class Operations:
     @hookimpl
     def evaluate_batch(self, loop: Loop) -> Any:
         return loop.evaluation.step(loop)  # type: ignore[union-attr]
-
-
-def read_output(output: Any, wanted: bool = True) -> tuple[Tensor | None, Weight | None]:
-    """The loss and the weight in what ``training_step`` returned: a tensor, a mapping with ``loss``, or None.
-
-    Raises:
-        TypeError, ValueError: if a loss is ``wanted`` and this is none that can be differentiated.
-    """
-    loss, weight = output, None
-    if not isinstance(output, Tensor) and isinstance(output, Mapping):
-        if wanted and "loss" not in output:
-            raise ValueError(
-                f"training_step returned a mapping without 'loss'; its keys are {', '.join(map(str, output))}"
-            )
-        loss, weight = output.get("loss"), output.get("weight")
-    if loss is None or not wanted:
-        return None, None
-    if not isinstance(loss, Tensor):
-        raise TypeError(
-            f"training_step must return a tensor, a mapping with 'loss', or None; it returned {type(loss).__name__}"
-        )
-    if loss.numel() != 1:
-        raise ValueError(
-            f"the loss must be one number; training_step returned shape {tuple(loss.shape)}. Take its mean"
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss needs no gradient: it does not depend on a parameter that requires one. Look for .detach(), .item(), "
-            "torch.no_grad() or frozen parameters on its way"
-        )
-    return loss, None if weight is None else _read_weight(weight)
-
-
-def _read_weight(weight: Any) -> Weight:
-    if isinstance(weight, Tensor) and weight.numel() == 1:
-        return weight.detach().reshape(())
-    if isinstance(weight, (int, float, Fraction)) and not isinstance(weight, bool) and 0 <= weight < math.inf:
-        return weight
-    found = f"a tensor of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else repr(weight)
-    raise ValueError(
-        f"the weight that training_step returns must be one number from 0, such as how many tokens were scored; it is {found}"
-    )
