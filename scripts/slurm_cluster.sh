@@ -83,6 +83,12 @@ up)
     ;;
 down)
     scancel --user=root 2>/dev/null || true
+    sleep 1
+    scancel --user=root 2>/dev/null || true  # what was put back meanwhile
+    for _ in $(seq 50); do  # what a node has started ends with its job, not with the node
+        [ -n "$(squeue -h 2>/dev/null)" ] || break
+        sleep 0.2
+    done
     for file in "$folder"/slurmd.*.pid "$folder/slurmctld.pid" "$folder/munge/pid"; do
         if [ -s "$file" ]; then kill "$(cat "$file")" 2>/dev/null || true; fi
     done
