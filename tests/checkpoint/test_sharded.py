@@ -54,14 +54,18 @@ def test_two_ranks_go_on_to_the_bit(tmp_path, strategy, at, options):
     assert found[0]["losses"] != found[1]["losses"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What comes out on rank 1 of a run of one epoch."""
+    return values_of(run_ranks(functools.partial(life, epochs=1), 2, tmp_path_factory.mktemp("whole"), FSDP))[1]
+
+
 @pytest.mark.parametrize("part", ["waiting", "differs", "random", "metrics"])
-def test_without_what_a_rank_has_for_itself_they_would_not(tmp_path, part):
-    short = functools.partial(life, epochs=1)
-    wanted = values_of(run_ranks(short, 2, tmp_path / "whole", FSDP))
-    values_of(run_ranks(forgetful, 2, tmp_path / "broken", part))
-    resumed = functools.partial(short, resume=str(tmp_path / "broken"))
+def test_without_what_a_rank_has_for_itself_they_would_not(tmp_path, undisturbed, part):
+    values_of(run_ranks(forgetful, 2, tmp_path, part))
+    found = values_of(run_ranks(functools.partial(life, epochs=1, resume=str(tmp_path)), 2, tmp_path, FSDP))
     with pytest.raises(AssertionError):
-        same(values_of(run_ranks(resumed, 2, tmp_path / "broken", FSDP))[1], wanted[1])
+        same(found[1], undisturbed)
 
 
 # ------------------------------------------------------------------------------------------------ what is in it

@@ -42,7 +42,7 @@ def killed(tmp_path, strategy, options, lives, seed):
 KINDS = [(DDP, {}), (FSDP, {}), (FSDP, {"async_save": True})]
 
 
-@pytest.mark.parametrize(("strategy", "options"), KINDS)
+@pytest.mark.parametrize(("strategy", "options"), [KINDS[0], KINDS[2]])
 def test_a_rank_is_killed_and_the_run_goes_on_to_the_bit(tmp_path, strategy, options):
     killed(tmp_path, strategy, options, 2, os.urandom(8))
 
