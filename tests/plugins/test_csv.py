@@ -7,7 +7,7 @@ from collections import UserDict
 
 import pytest
 
-from lightloop import Plugin, Trainer, hookimpl
+from lightloop import Plugin, Trainer, hookimpl, option
 from lightloop.testing import Probe, probe_batches
 
 BARE = ["-*", "run_dir", "log_every", "csv", "validation"]
@@ -106,6 +106,38 @@ def test_c61_a_resumed_run_appends_and_leaves_out_what_it_goes_back_before(tmp_p
     assert [row[0] for row in rows(second)] == ["step", "1", "2", "3", "4", "5", "5"]
     with open(first.run_dir / "metrics.until_step_5.csv", newline="") as file:
         assert list(csv.reader(file))[: len(before)] == before
+
+
+class EachBatch(Plugin):
+    """Writes a row for each batch, several of which have one step; ends the run in batch ``last``."""
+
+    name = "each_batch"
+    last: int = option(-1, "The batch in which the run ends.")
+
+    @hookimpl
+    def after_batch(self, loop):
+        loop.write({"batch": loop.total_batches})
+        if loop.total_batches == self.last:
+            raise ZeroDivisionError
+
+
+def test_a_resumed_run_leaves_out_later_rows_of_the_step_that_it_goes_on_from(tmp_path):
+    options = {"log_every_n_steps": 0, "accumulate_grad_batches": 4, "save_every": "3 batches", "checkpoint_dir": None}
+    plugins = [*BARE, "in_step", "checkpoint", "accumulate"]
+
+    def run(root, last, resume=None):
+        trainer = Trainer([*plugins, EachBatch(last=last)], default_root_dir=tmp_path / root, resume=resume, **options)
+        try:
+            trainer.fit(Logging(), probe_batches(8))
+        finally:
+            found = rows(trainer)
+        return found
+
+    with pytest.raises(ZeroDivisionError):
+        run("broken", 5)
+    broken = run("broken", -1, "auto")
+    assert [row[0] for row in broken] == ["step", "0", "0", "0", "1", "1", "1", "1", "2"]
+    assert broken == run("whole", -1)
 
 
 def test_a_row_reads_the_metrics_once_however_many_there_are(tmp_path):
