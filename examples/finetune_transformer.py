@@ -1,6 +1,6 @@
 """Fine-tune a small transformer of the package transformers; nothing is downloaded.
 
-    python examples/finetune_transformer.py [--steps 300] [--dir runs/finetune]
+    python examples/finetune_transformer.py [--steps 150] [--dir runs/finetune]
 
 There is no pretrained model that comes without a download, so the script makes one: a GPT-2 of two layers that reads
 bytes is trained on source code of Python's standard library, saved, and loaded as any pretrained model is. It is then
@@ -81,7 +81,7 @@ def fit(model, data, steps, lr, directory):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300, help="of pretraining; a third as many of fine-tuning")
+    parser.add_argument("--steps", type=int, default=150, help="of pretraining; a third as many of fine-tuning")
     parser.add_argument("--dir", default="runs/finetune", help="where metrics and the pretrained model go")
     arguments = parser.parse_args()
 
