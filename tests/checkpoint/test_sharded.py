@@ -135,6 +135,14 @@ def test_other_numbers_of_ranks_go_on_from_it(saved, tmp_path):
         wanted, source = values[0][1], target
 
 
+def test_each_rank_writes_to_where_fsspec_reaches(tmp_path, undisturbed):
+    place = f"local://{tmp_path}/there"
+    values_of(run_ranks(functools.partial(life, epochs=1, at=8), 2, place, FSDP))
+    found = values_of(run_ranks(functools.partial(life, epochs=1, resume=place), 2, place, FSDP))
+    same(found[1], undisturbed)
+    assert len(list((tmp_path / "there").glob(f"step-*/{INDEX}"))) == 2
+
+
 # ---------------------------------------------------------------------------------------------- what goes wrong
 
 
