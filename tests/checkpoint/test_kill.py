@@ -211,6 +211,18 @@ def every_call(tmp_path, wanted, monkeypatch, fault, stride):
     assert at > 50
 
 
+def test_what_is_left_of_a_removal_goes_even_if_the_run_had_finished(tmp_path, wanted):
+    expected = wanted(LOADERS["plain"], **SHORT)
+    place = tmp_path / "whole" / "checkpoints"
+    for name in (".dead-step-000000001-batch-000000002-1", ".tmp-x-step-000000009-2"):
+        shutil.copytree(next(place.glob("step-*")), place / name)
+    (place / ".bad-step-000000001").mkdir()
+    assert in_child(lambda: run(tmp_path / "whole", LOADERS["plain"], **SHORT)) == 0
+    assert result(tmp_path / "whole") == expected
+    left = [name for name in os.listdir(place) if name.startswith((".tmp-", ".dead-", ".bad-"))]
+    assert left == [".bad-step-000000001"]
+
+
 @pytest.mark.parametrize("at", [61, 70, 110])
 def test_a_full_disk_once_ends_the_run_or_is_a_warning_and_it_goes_on(tmp_path, wanted, monkeypatch, at):
     expected = wanted(LOADERS["plain"], **SHORT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
@@ -331,6 +332,10 @@ class Checkpoint(Plugin):
             set_global(self._restoration.rank["random"])
             if loop.status != "interrupted" and loop.world.is_main:
                 log.warning("%s", finished(loop, str(self._resume)))
+            if self._found is not None and self._resume == "auto" and self.enabled and loop.world.is_main:
+                with contextlib.suppress(CheckpointError):  # another one writes there, or nobody may
+                    self._found.folder.open(self._found.manifest.run)  # what a writer that died has left goes
+                    self._found.folder.close()
         if self._saver is not None:
             self._saver.wait()
             if self._saver.failures and self.on_save_error == "warn":  # otherwise it has been raised
