@@ -1,5 +1,6 @@
 import json
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -21,20 +22,28 @@ class TestContract(PluginContract):
 
 
 def records(path):
-    """What an offline run has kept: a log of blocks of 32 KiB, as LevelDB writes them, with a header of 7 bytes."""
+    """What an offline run has kept so far: a log of blocks of 32 KiB, as LevelDB writes them, with a header of 7 bytes."""
     data, place, found, record = Path(path).read_bytes(), 7, [], b""
-    assert data[:4] == b":W&B"
     while place + 7 <= len(data):
-        if (rest := -place % 32768) < 7:
+        if 0 < (rest := -place % 32768) < 7:  # too little of the block is left for a record
             place += rest
             continue
         length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
         record += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if place <= len(data) and kind in (1, 4):  # whole, or the last part
             found.append(Record.FromString(record))
             record = b""
     return found
+
+
+def finished(path):
+    """The records of a run when the last one is there: another process writes them, and may be some time behind."""
+    until = time.monotonic() + 60
+    while not (kept := records(path)) or not any(record.HasField("exit") for record in kept):
+        assert time.monotonic() < until, "the run has no end"
+        time.sleep(0.05)
+    return kept
 
 
 class Offline:
@@ -42,7 +51,7 @@ class Offline:
 
     def __init__(self, directory):
         (path,) = Path(directory).glob("wandb/offline-run-*/*.wandb")
-        kept = records(path)
+        kept = finished(path)
         (self.run, *_) = [record.run for record in kept if record.HasField("run")]
         configs = [self.run.config, *(record.config for record in kept if record.HasField("config"))]
         self.config = {
@@ -120,7 +129,7 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path):
         (tmp_path / "a" / "version_0").glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime
     )
     assert len(paths) == 2
-    ids = [record.run.run_id for path in paths for record in records(path) if record.HasField("run")]
+    ids = [record.run.run_id for path in paths for record in finished(path) if record.HasField("run")]
     assert len(set(ids)) == 1
 
 
