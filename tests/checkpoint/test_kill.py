@@ -31,15 +31,17 @@ class Logged(Net):
         loss = super().training_step(batch, batch_idx)
         with open(self.file, "a") as stream:
             stream.write(json.dumps(self.trace[-1]) + "\n")
+        while len(self.trace) == self.waits_in and self.trainer.loop.interrupt_reason is None:
+            time.sleep(0.001)
         return loss
 
 
-def run(folder, make, **options):
-    """One life of a run, which ends by writing what came out."""
+def run(folder, make, waits_in=None, **options):
+    """One life of a run, which ends by writing what came out; batch number ``waits_in`` of it waits for a signal."""
 
     def module():
         net = Logged()
-        net.file = folder / "trace"
+        net.file, net.waits_in = folder / "trace", waits_in
         return net
 
     module, trainer = train(folder / "checkpoints", make, resume="auto", module=module, **options)
@@ -234,24 +236,29 @@ def test_a_full_disk_once_ends_the_run_or_is_a_warning_and_it_goes_on(tmp_path, 
     assert result(folder) == expected
 
 
+def batches_in(folder):
+    return (folder / "trace").read_text().count("\n") if (folder / "trace").exists() else 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_at_the_next_boundary_and_ends_the_process(tmp_path, wanted, number):
     expected = wanted(LOADERS["plain"], **OPTIONS)
     folder = tmp_path / "signalled"
     folder.mkdir()
     for _ in range(4):
+        before = batches_in(folder)
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                run(folder, LOADERS["plain"], save_every=None, **OPTIONS)
+                run(folder, LOADERS["plain"], 5, save_every=None, **OPTIONS)
                 code = 0
             except SystemExit as error:
                 code = error.code
             finally:
                 os._exit(code)
-        lines = (folder / "trace").read_text().count("\n") if (folder / "trace").exists() else 0
-        while (folder / "trace").exists() is False or (folder / "trace").read_text().count("\n") < lines + 5:
+        while batches_in(folder) < before + 5:
+            assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None, "it has ended by itself"
             time.sleep(0.002)
         os.kill(pid, number)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + number
