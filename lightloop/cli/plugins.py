@@ -45,7 +45,7 @@ def live(found: Found) -> str:
     """When a plugin is live, or why it cannot be."""
     if found.plugin is None:
         return f"no: it {found.problem}"
-    return "by default" if found.plugin.default else "on request"
+    return "by default" if found.plugin.is_default() else "on request"
 
 
 def hooks(plugin: type[Plugin] | None) -> list[str]:

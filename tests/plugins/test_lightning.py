@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -11,9 +12,19 @@ from lightloop.testing import TinyClassifier, classification_batches
 PLUGINS = [name for name in ("lightning", "lightning_data", "lightning_epoch_end") if discover()[name].plugin]
 
 
-def test_they_are_there_by_themselves_and_in_no_call_chain_of_other_modules():
+def live(trainer):
+    return [plugin.name for plugin in trainer.plugins if plugin.name in PLUGINS]
+
+
+def test_they_are_there_by_themselves_where_lightning_is_imported(monkeypatch):
+    assert live(Trainer()) == []
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", ModuleType("pytorch_lightning"))
+    assert live(Trainer()) == PLUGINS
+
+
+def test_they_change_nothing_for_other_modules(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", ModuleType("pytorch_lightning"))
     trainer = Trainer()
-    assert [plugin.name for plugin in trainer.plugins if plugin.name in PLUGINS] == PLUGINS
     trainer.fit(TinyClassifier(), classification_batches(), classification_batches(1))
     with_them = trainer.loop.metrics.latest
     trainer = Trainer([f"-{name}" for name in PLUGINS])

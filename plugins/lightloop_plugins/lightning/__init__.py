@@ -19,6 +19,7 @@ from lightloop_plugins.lightning.parts import (
     check_module,
     hide,
     instances,
+    is_imported,
     overrides,
     show,
 )
@@ -35,15 +36,18 @@ STEPS |= dict.fromkeys(("validation_step", "test_step", "predict_step"), EVALUAT
 class Lightning(Plugin):
     """Run an unmodified LightningModule, and callbacks of Lightning.
 
-    It is there by itself where one of them is, and bows out elsewhere. Lightning is never imported: who uses it has done
-    so. While a run lasts, ``self.trainer`` is the Trainer with the attributes that Lightning's has, and what a module
+    It is there by itself in a program that has imported Lightning, and bows out of runs that have neither of them. While a run lasts, ``self.trainer`` is the Trainer with the attributes that Lightning's has, and what a module
     inherits from Lightning without overriding it is left to the loop. What cannot be carried is refused by name when the
     run begins.
     """
 
     name = "lightning"
     before = ("accelerator", "strategy", "callbacks", "module_hooks", "old_names", "validation")
-    default = True
+
+    @classmethod
+    def is_default(cls) -> bool:
+        """Where the program has imported Lightning."""
+        return is_imported()
 
     def check(self) -> None:
         self._forget()

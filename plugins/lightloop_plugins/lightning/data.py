@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins.lightning.parts import bases, instances, overrides
+from lightloop_plugins.lightning.parts import bases, instances, is_imported, overrides
 
 LOADERS = {
     "fit": "train_dataloader",
@@ -28,7 +28,6 @@ class LightningData(Plugin):
     name = "lightning_data"
     after = ("lightning", "accelerator", "strategy")
     before = ("callbacks", "validation", "checkpoint")
-    default = True
 
     datamodule: Any = option(None, "A LightningDataModule, whose loaders are used.", flag="datamodule")
     train_dataloaders: Any = option(
@@ -36,6 +35,11 @@ class LightningData(Plugin):
     )
     val_dataloaders: Any = option(None, "What fit validates on; as good as its third argument.", flag="val_dataloaders")
     dataloaders: Any = option(None, "What is evaluated; as good as the second argument.", flag="dataloaders")
+
+    @classmethod
+    def is_default(cls) -> bool:
+        """Where the program has imported Lightning."""
+        return is_imported()
 
     def check(self) -> None:
         known = all(callable(getattr(self.datamodule, name, None)) for name in ("prepare_data", "setup"))

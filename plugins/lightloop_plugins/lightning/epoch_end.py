@@ -6,6 +6,7 @@ from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl
 from lightloop_plugins.lightning import LOG
+from lightloop_plugins.lightning.parts import is_imported
 
 
 class LightningEpochEnd(Plugin):
@@ -19,7 +20,11 @@ class LightningEpochEnd(Plugin):
     requires = ("lightning",)
     after = ("lightning", "callbacks", "log_every", "validation")
     before = ("lr_schedule", "early_stopping", "checkpoint")
-    default = True
+
+    @classmethod
+    def is_default(cls) -> bool:
+        """Where the program has imported Lightning."""
+        return is_imported()
 
     def check(self) -> None:
         self._callbacks: Any = None

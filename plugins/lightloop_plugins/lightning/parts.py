@@ -40,6 +40,11 @@ CALLBACK_METHODS = (*EVENTS, "state_dict", "load_state_dict")
 """The same of a callback."""
 
 
+def is_imported() -> bool:
+    """Whether the program uses Lightning."""
+    return any(package in sys.modules for package in PACKAGES)
+
+
 def bases(kind: str) -> tuple[type, ...]:
     """The classes of Lightning that are called ``kind``, as far as somebody has imported them."""
     found = [getattr(sys.modules.get(package), kind, None) for package in PACKAGES]
