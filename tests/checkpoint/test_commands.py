@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from lightloop_plugins.checkpoint.unpickle import read_foreign
 
 QUIET = ["-progress", "-model_summary"]
 NAMES = [f"step-{n:09d}-batch-{n:09d}" for n in (2, 4, 6)]
+OWN = ["lightloop", version("lightloop")]
 
 
 class Net(TinyClassifier):
@@ -169,8 +171,8 @@ def test_inspect_shows_all_and_reads_no_tensor(run, folder, monkeypatch):
     assert sections["hyperparameters"].split() == ["lr", "0.05"]
     plugins = [line.split() for line in sections["plugins, in their order"].splitlines()]
     assert [row for row in plugins if row[0] in ("ema", "checkpoint")] == [
-        ["ema", "lightloop_plugins.ema", "state", "1"],
-        ["checkpoint", "lightloop_plugins.checkpoint.plugin", "state", "1"],
+        ["ema", "lightloop_plugins.ema,", *OWN, "state", "1"],
+        ["checkpoint", "lightloop_plugins.checkpoint.plugin,", *OWN, "state", "1"],
     ]
     assert re.search(r"^  module\.parameters\.net\.0\.weight +\[8, 4\] +float32 +128 B$", out, re.MULTILINE)
     assert "decay=0.5" in sections["options"]

@@ -26,7 +26,7 @@ def describe_run(loop: Loop) -> dict[str, Any]:
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "counters": {"epoch": loop.epoch, "batch_idx": loop.batch_idx, "global_step": loop.global_step},
         "metrics": {name: value if math.isfinite(value) else None for name, value in numbers.items()},
-        "plugins": [[plugin.key, type(plugin).__module__, type(plugin).state_version] for plugin in loop.plugins],
+        "plugins": [[plugin.key, type(plugin).origin(), type(plugin).state_version] for plugin in loop.plugins],
         "options": {plugin.key: _options(plugin) for plugin in loop.plugins},
         "environment": environment(loop),
     }
