@@ -154,7 +154,7 @@ def fuzz(name, examples):
     one()
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(20_000, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("name", READERS)
 def test_whatever_the_bytes_are_it_is_read_or_refused(name, examples):
     assert in_child(lambda: fuzz(name, examples)) == 0
