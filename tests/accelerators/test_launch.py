@@ -56,7 +56,7 @@ class Acts(Probe):
             if sys.argv[1] == "raise":
                 raise ValueError("rotten luck")
         if sys.argv[1] == "sleep":
-            print("pid", os.getpid(), flush=True)
+            os.write(1, f"pid {os.getpid()}\\n".encode())
             time.sleep(60)
         return super().training_step(batch)
 
@@ -86,17 +86,21 @@ def test_a_child_that_fails_ends_its_parent(tmp_path, how, said):
 def test_children_end_with_a_parent_that_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    parent = subprocess.Popen([sys.executable, str(script), "sleep"], stdout=subprocess.PIPE, text=True, env=environ())
-    pids = {int(parent.stdout.readline().split()[1]) for _ in range(2)}
-    assert parent.pid in pids
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
+    command = [sys.executable, str(script), "sleep"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ()
+    ) as parent:
+        said, pids = [], set()
+        while len(pids) < 2 and (line := parent.stdout.readline()):
+            said.append(line)
+            pids |= {int(pid) for pid in re.findall(r"^pid (\d+)$", line)}
+        parent.send_signal(signal.SIGKILL)
+    assert parent.pid in pids, said
     (child,) = pids - {parent.pid}
     until = time.monotonic() + 10
     while psutil.pid_exists(child) and time.monotonic() < until:
         time.sleep(0.05)
     assert not psutil.pid_exists(child)
-    parent.stdout.close()
 
 
 INTERACTIVE = """

@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from lightloop_plugins._notebook import in_notebook
 from lightloop_plugins.accelerators._control import RankError
 
 PIPE = "LIGHTLOOP_PARENT_PIPE"
@@ -76,7 +77,7 @@ _HOW = "devices above 1 without a launcher such as torchrun means that the other
 def _is_interactive() -> bool:
     main = sys.modules.get("__main__")
     again = os.path.exists(getattr(main, "__file__", None) or "") or "-c" in sys.orig_argv
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules or not again
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or in_notebook() or not again
 
 
 def _run_again(rank: int) -> None:

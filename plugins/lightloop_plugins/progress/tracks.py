@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from time import monotonic
 from typing import Any, Protocol, TextIO
+
+from lightloop_plugins._notebook import in_notebook
 
 BAR = "{{desc:<14}} {{percentage:3.0f}}% {bar} {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{{remaining}}{{postfix}}]"
 UNSIZED = "{desc:<14} {n_fmt} batches [{elapsed}{postfix}]"
@@ -35,12 +38,11 @@ New = Callable[[str, "int | None", int, bool], Track]
 
 def choose(position: int = 0) -> tuple[New, float]:
     """What suits the place where ``sys.stderr`` goes, and the seconds between two drawings there."""
-    if "ipykernel" in sys.modules:
-        try:
-            import ipywidgets  # type: ignore[import-not-found,unused-ignore] # noqa: F401
-            from tqdm.notebook import tqdm as notebook
-        except ImportError:  # a notebook without widgets can show lines
+    if in_notebook():
+        if find_spec("ipywidgets") is None:
             return Lines, 10.0
+        from tqdm.notebook import tqdm as notebook
+
         return _bars(notebook, "{bar}", 0), 0.5
     if sys.stderr is not None and sys.stderr.isatty():
         from tqdm import tqdm as terminal
