@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import types
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pluggy
 
+from lightloop.compiled import OWN, Answers, around, blame, in_turn
 from lightloop.guard import guarded, guarded_wrapper
 from lightloop.hookspecs import Hooks
 
 CLEAN_UP = ("after_evaluation", "on_error", "after_fit", "teardown")
 """The hooks in which every plugin has its turn, in reverse order, whatever others did; they cannot be wrapped."""
-
-OWN = "loop"
-"""The name under which the loop's own answers are registered."""
 
 Watch = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
 """Given a hook, a plugin's key and its function: the function that is called in its place."""
@@ -47,31 +44,15 @@ class Relay(Hooks):
         for caller in self._manager.get_hookcallers(plugin) or ():
             self._rebuild(caller)
 
-    @property
-    def idle(self) -> set[str]:
-        """The hooks in which nothing is to be done: each tells, and nobody wants to know."""
-        return {name for name, caller in self._callers() if self._tells(caller) and not self._impls(name, caller)} - {
-            *CLEAN_UP
-        }
-
-    @property
-    def own(self) -> dict[str, Callable[..., Any]]:
-        """The loop's own answer for each hook that nobody else answers, surrounds or watches."""
-        found = {name: self._own_answer(caller, self._impls(name, caller)) for name, caller in self._callers()}
-        return {name: function for name, function in found.items() if function is not None}
-
     def rebuild(self, watch: Watch | None = None, watch_wrapper: Watch | None = None) -> None:
         """Compile every hook again: after plugins were registered or taken out, or to have each call watched.
 
         ``watch_wrapper`` is given the generator functions of wrappers, and gives one.
         """
         self._watch, self._watch_wrapper = watch, watch_wrapper
-        for _, caller in self._callers():
-            self._rebuild(caller)
-
-    def _callers(self) -> list[tuple[str, pluggy.HookCaller]]:
-        callers = vars(self._manager.hook).values()
-        return [(each.name, each) for each in callers if isinstance(each, pluggy.HookCaller) and each.has_spec()]
+        for caller in vars(self._manager.hook).values():
+            if isinstance(caller, pluggy.HookCaller):
+                self._rebuild(caller)
 
     def _rebuild(self, caller: pluggy.HookCaller) -> None:
         if caller.has_spec():
@@ -156,30 +137,19 @@ class Relay(Hooks):
         return lambda **arguments: self.conclude(name, **arguments)
 
     def _compile(self, name: str, caller: pluggy.HookCaller) -> Callable[..., Any]:
-        assert caller.spec is not None
-        impls, tells = self._impls(name, caller), self._tells(caller)
-        if (own := self._own_answer(caller, impls)) is not None:
-            return own
+        spec = caller.spec
+        assert spec is not None
+        impls = [impl for impl in caller.get_hookimpls()[::-1] if not self._has_left(impl.plugin, name)]
+        alone = len(impls) == 1 and impls[0].plugin_name == OWN and impls[0].argnames == spec.argnames
+        if alone and not self._watch:
+            return impls[0].function
         plain = [impl for impl in impls if not impl.wrapper]
-        functions = [self._function(name, impl) for impl in plain]
-        call = _plain(name, caller.spec.argnames, plain, functions, caller.spec.opts, tells)
+        tells = spec.function.__annotations__.get("return", "") in (None, "None")
+        answers: Answers = "first" if spec.opts["firstresult"] else "none" if tells else "all"
+        call = in_turn(name, spec.argnames, plain, [self._function(name, impl) for impl in plain], answers)
         for impl in reversed([impl for impl in impls if impl.wrapper]):
-            call = _around(name, impl, self._function(name, impl), call)
+            call = around(name, impl, self._function(name, impl), call)
         return call
-
-    def _impls(self, name: str, caller: pluggy.HookCaller) -> list[Any]:
-        """Those that are called, in order."""
-        return [impl for impl in caller.get_hookimpls()[::-1] if not self._has_left(impl.plugin, name)]
-
-    def _tells(self, caller: pluggy.HookCaller) -> bool:
-        assert caller.spec is not None
-        return caller.spec.function.__annotations__.get("return", "") in (None, "None")
-
-    def _own_answer(self, caller: pluggy.HookCaller, impls: list[Any]) -> Callable[..., Any] | None:
-        """What can be called straight: the loop's own answer, where it is the only one."""
-        assert caller.spec is not None
-        alone = len(impls) == 1 and impls[0].plugin_name == OWN and impls[0].argnames == caller.spec.argnames
-        return impls[0].function if alone and not self._watch else None
 
     def _function(self, name: str, impl: Any) -> Callable[..., Any]:
         """What is called for ``impl``: its function, in which failures are caught and calls are watched if that is asked for."""
@@ -204,112 +174,4 @@ class Relay(Hooks):
         return any(plugin is other and (not hooks or hook in hooks) for other, hooks in self._left)
 
 
-def blame(error: BaseException, hook: str, impl: Any) -> None:
-    """Note on ``error`` in which plugin and hook it was raised."""
-    if impl.plugin_name != OWN:
-        error.add_note(f"in {hook} of {impl.plugin.label}")
-
-
-def _plain(
-    name: str,
-    arguments: tuple[str, ...],
-    impls: list[Any],
-    functions: list[Callable[..., Any]],
-    opts: Any,
-    tells: bool,
-) -> Callable[..., Any]:
-    """A function that calls those of ``impls`` one after another, each on a line of its own, which is how one is blamed."""
-    calls = [f"f{index}({', '.join(impl.argnames)})" for index, impl in enumerate(impls)]
-    if opts["firstresult"]:
-        lines = [f"if (answer := {call}) is not None: return answer" for call in calls]
-    elif tells:
-        lines = calls
-    else:
-        lines = [f"if (answer := {call}) is not None: answers.append(answer)" for call in calls]
-    head = f"def {name}({', '.join(arguments)}):"
-    if not lines:
-        source = [head, " pass" if tells or opts["firstresult"] else " return []"]
-    else:
-        source = [
-            head + ("" if tells or opts["firstresult"] else " answers = []"),
-            " try:",
-            *(f"  {line}" for line in lines),
-        ]
-        source += [
-            " except BaseException as error:",
-            "  fault(error)",
-            "  raise",
-        ]
-        if not (tells or opts["firstresult"]):
-            source = [head, " answers = []", *source[1:], " return answers"]
-    first = source.index(f"  {lines[0]}") + 1 if lines else 0
-
-    def fault(error: BaseException) -> None:
-        assert error.__traceback__ is not None
-        blame(error, name, impls[error.__traceback__.tb_lineno - first])
-
-    space: dict[str, Any] = {f"f{index}": function for index, function in enumerate(functions)} | {"fault": fault}
-    exec(_code("\n".join(source), f"<hook {name}>"), space)
-    return space[name]  # type: ignore[no-any-return]
-
-
-@cache
-def _code(source: str, name: str) -> types.CodeType:
-    return compile(source, name, "exec")
-
-
-def _around(name: str, impl: Any, function: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """``inner`` surrounded by the wrapper ``impl``, whose generator ``function`` yields once.
-
-    An error that a wrapper raises by accident while another is on its way is noted on that one; it takes its place only
-    if the wrapper says ``raise ... from``.
-    """
-
-    def call(**given: Any) -> Any:
-        wrapper: Generator[None, Any, Any] = function(*(given[argument] for argument in impl.argnames))
-        try:
-            next(wrapper)
-        except StopIteration:
-            raise _misuse(name, impl, "did not yield") from None
-        except BaseException as error:
-            blame(error, name, impl)
-            raise
-        try:
-            result = inner(**given)
-        except BaseException as error:
-            return _unwind(name, impl, wrapper, error)
-        try:
-            wrapper.send(result)
-        except StopIteration as stop:
-            return stop.value
-        except BaseException as error:
-            blame(error, name, impl)
-            raise
-        wrapper.close()
-        raise _misuse(name, impl, "yielded a second time")
-
-    call.__name__ = name
-    return call
-
-
-def _unwind(name: str, impl: Any, wrapper: Generator[None, Any, Any], error: BaseException) -> Any:
-    """Give ``wrapper`` its turn after ``error``: what it answers in its place, or the error that goes on."""
-    try:
-        wrapper.throw(error)
-    except StopIteration as stop:
-        return stop.value
-    except BaseException as other:
-        itself = other is error or (isinstance(error, StopIteration) and other.__cause__ is error)
-        if other.__cause__ is error and not itself:
-            raise
-        if not itself:
-            blame(other, name, impl)
-            error.add_note(f"then also: {type(other).__name__}: {other} ({other.__notes__[-1]})")
-    else:
-        wrapper.close()
-        error.add_note(f"then also: {_misuse(name, impl, 'yielded a second time')}")
-    raise error
-
-
-def _misuse(name: str, impl: Any, what: str) -> RuntimeError:
-    return RuntimeError(f"the wrapper of {name} in plugin {impl.plugin_name!r} {what}; it must yield exactly once")
+__all__ = ["CLEAN_UP", "OWN", "Relay", "Watch"]

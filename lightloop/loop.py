@@ -17,7 +17,6 @@ from lightloop.hookspecs import hookimpl
 from lightloop.optimizers import Setup, needs_closure, read_setup
 from lightloop.state import State
 from lightloop.steps import bind, defined, read_output
-from lightloop.tailor import tailored
 from lightloop.window import Window, closure, remember
 
 
@@ -30,37 +29,31 @@ class Loop(State):
         self.prepare_fit()
         hook.before_fit(loop=self)
         while not self.should_stop() and hook.epochs_remain(loop=self):
-            self.__class__ = tailored(Loop, hook)  # without the calls of hooks that nobody hears
-            self.train_epoch()
+            done, self.epoch_finished = self.total_batches - self.batch_idx, False
+            hook.before_epoch(loop=self)
+            for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
+                self.train_batch()
+                ends = (self.asked or self.world.size > 1) and (self.should_stop() or self.end_epoch_reason)
+                self.epoch_finished = self.is_last_batch or self.end_epoch_reason is not None
+                if not self.epoch_finished:
+                    hook.between_batches(loop=self)
+                if ends:
+                    break
+            else:
+                self.epoch_finished = True
+            self.close_open_windows()
+            hook.after_epoch(loop=self)
+            if self.stepped:
+                self.metrics.step = {}
+            self._stop_if_empty(self.total_batches - done)
+            self.end_epoch_reason = None
+            if self.epoch_finished:
+                self.epoch, self.batch_idx = self.epoch + 1, 0
+                self.should_stop()
+                hook.between_batches(loop=self)
         self.status = "interrupted" if self.interrupt_reason else "stopped" if self.stop_reason else "finished"
         if self.interrupt_reason:
             hook.on_interrupt(loop=self)
-
-    def train_epoch(self) -> None:
-        """Train on the batches of one epoch, until they are over or somebody asks for an end."""
-        hook = self.hook
-        done, self.epoch_finished = self.total_batches - self.batch_idx, False
-        hook.before_epoch(loop=self)
-        for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
-            self.train_batch()
-            ends = (self.asked or self.world.size > 1) and (self.should_stop() or self.end_epoch_reason)
-            self.epoch_finished = self.is_last_batch or self.end_epoch_reason is not None
-            if not self.epoch_finished:
-                hook.between_batches(loop=self)
-            if ends:
-                break
-        else:
-            self.epoch_finished = True
-        self.close_open_windows()
-        hook.after_epoch(loop=self)
-        if self.stepped:
-            self.metrics.step = {}
-        self._stop_if_empty(self.total_batches - done)
-        self.end_epoch_reason = None
-        if self.epoch_finished:
-            self.epoch, self.batch_idx = self.epoch + 1, 0
-            self.should_stop()
-            hook.between_batches(loop=self)
 
     def train_batch(self) -> None:
         """Train on one batch: forward, backward and, where its window closes, a step."""
