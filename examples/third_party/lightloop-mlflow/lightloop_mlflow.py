@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightloop import Loop, option
+from lightloop import Loop, keep_random, option
 from lightloop_plugins.loggers import Ending, Logger
 
 STATUSES = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -49,7 +49,7 @@ class MLflow(Logger):
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or str(directory.parent.parent / "mlruns")
         if "://" not in uri and not uri.startswith("file:"):
             uri = Path(uri).absolute().as_uri()
-        with _files_allowed():
+        with _opening():
             self._client = MlflowClient(tracking_uri=uri)
             self.run_id = self._known(self.run_id if loop.global_step else None) or self._new(directory)
 
@@ -98,12 +98,14 @@ class MLflow(Logger):
 
 
 @contextmanager
-def _files_allowed() -> Iterator[None]:
-    told = ALLOW_FILES in os.environ
+def _opening() -> Iterator[None]:
+    """Allow a store of files, and keep the program's random numbers, of which MLflow makes the ids of experiments."""
+    told, put_back = ALLOW_FILES in os.environ, keep_random()
     os.environ.setdefault(ALLOW_FILES, "true")
     try:
         yield
     finally:
+        put_back()
         if not told:
             del os.environ[ALLOW_FILES]
 

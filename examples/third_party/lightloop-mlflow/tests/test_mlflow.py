@@ -1,9 +1,11 @@
 import os
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 from lightloop_mlflow import MLflow
+from mlflow.store.tracking import file_store
 from mlflow.tracking import MlflowClient
 
 from lightloop import Plugin, Trainer, hookimpl
@@ -80,6 +82,20 @@ def test_an_option_makes_it_live_and_names_the_experiment(tmp_path, store):
     trainer.fit(Net(), classification_batches(2))
     assert len(runs(MlflowClient(tracking_uri=folder.as_uri()), "mine")) == 1
     assert store.get_experiment_by_name("mine") is None
+
+
+def test_the_random_numbers_of_the_program_are_left_alone(tmp_path, monkeypatch):
+    def new_id():  # as MLflow does for about one id in ten, whose first digit is a 0
+        drawn.append(random.randint(0, 9))
+        return 10**17
+
+    drawn = []
+    monkeypatch.setattr(file_store, "_generate_unique_integer_id", new_id)
+    random.seed(3)
+    expected = random.Random(3).random()
+    fit(tmp_path, Net())
+    assert drawn
+    assert random.random() == expected
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("no"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
