@@ -6,12 +6,14 @@ import struct
 import sys
 import termios
 import threading
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, probe_batches
+from lightloop_plugins._notebook import in_notebook
 from lightloop_plugins.progress.tracks import Bar, Lines, choose, speed
 
 BARE = ["-*", "progress", "running_loss", "validation"]
@@ -306,3 +308,20 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(monkeypatch):
     with pytest.warns(UserWarning, match="'progress'.* is out for the rest of the run.*BrokenPipeError"):
         result = Trainer(BARE, max_epochs=2).fit(Shown(), probe_batches(2))
     assert result.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("modules", "is_one"),
+    [
+        ({"ipykernel": ModuleType("ipykernel")}, False),  # imported, by whoever runs notebooks
+        ({"IPython": SimpleNamespace(get_ipython=lambda: None)}, False),
+        ({"IPython": SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))}, True),
+    ],
+    ids=["imported", "no shell", "kernel"],
+)
+def test_a_notebook_is_told_by_its_kernel(monkeypatch, modules, is_one):
+    for name in ("IPython", "ipykernel"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert in_notebook() is is_one

@@ -1,27 +1,14 @@
-import os
 import pickle
 import signal
 
 import pytest
 
 from lightloop import Trainer
-from lightloop.testing import Probe, probe_batches
+from lightloop.testing import probe_batches
 from lightloop_plugins.signals import Signals
+from tests.signalled import Signalled
 
 BARE = ["-*", "signals"]
-
-
-class Signalled(Probe):
-    """Gets signals in batch 3."""
-
-    def __init__(self, *names):
-        super().__init__()
-        self.names = names
-
-    def training_step(self, batch, batch_idx):
-        for name in self.names if batch_idx == 2 else ():
-            os.kill(os.getpid(), getattr(signal, name))
-        return super().training_step(batch)
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,12 @@ import time
 import pytest
 
 from lightloop import Plugin, Trainer, hookimpl
-from lightloop.testing import Probe, probe_batches
+from lightloop.testing import probe_batches
 from lightloop.testing.ranks import run_ranks
 from lightloop_plugins import slurm
 from lightloop_plugins.slurm import Slurm, job_id
 from tests.checkpoint.rig import LOADERS, Net, outcome, scramble
+from tests.signalled import Signalled
 
 BARE = ["-*", "run_dir", "checkpoint"]
 SCONTROL = """#!/bin/sh
@@ -122,19 +123,6 @@ def test_a_job_is_put_back_each_time_and_goes_on_to_the_same_bits(tmp_path, job,
     assert calls(job) == ["requeue 77"] * 3
     assert trained(broken) == trained(whole)
     assert [path.name for path in (tmp_path / "runs" / "Logged").glob("slurm*")] == ["slurm-77"]
-
-
-class Signalled(Probe):
-    """Gets signals in batch 3."""
-
-    def __init__(self, *names):
-        super().__init__()
-        self.names = names
-
-    def training_step(self, batch, batch_idx):
-        for name in self.names if batch_idx == 2 else ():
-            os.kill(os.getpid(), getattr(signal, name))
-        return super().training_step(batch)
 
 
 def fit(*names, module=None, plugins=(), **options):
