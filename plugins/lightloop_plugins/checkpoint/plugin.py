@@ -14,13 +14,13 @@ from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.chosen import begin_with, load_for_evaluation
 from lightloop_plugins.checkpoint.content import Restoration, ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
+from lightloop_plugins.checkpoint.find import Found, identity, load_newest, load_one
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.positions import Resumed, epoch_start, innermost, kind_of
 from lightloop_plugins.checkpoint.random_state import set_global
-from lightloop_plugins.checkpoint.record import describe_run, differences, finished
+from lightloop_plugins.checkpoint.record import check_same_run, describe_run, finished
 from lightloop_plugins.checkpoint.remote import folder_of
-from lightloop_plugins.checkpoint.saver import Saver, new_run
+from lightloop_plugins.checkpoint.saver import Saver
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content
 from lightloop_plugins.checkpoint.trigger import Rhythm, Trigger
 from lightloop_plugins.checkpoint.weights import FOLDER, load_module, load_path, take_hyperparameters
@@ -137,7 +137,7 @@ class Checkpoint(Plugin):
             yield
             return
         what = self._found.folder.describe(self._found.name)
-        self._compare(loop, what, self._found.manifest.body)
+        check_same_run(loop, what, self._found.manifest.body, self.strict)
         self._restoration = Restoration(loop, self._found.state, what)
         self._restoration.apply()
         yield  # plugins get ready for a fit that begins; what they were is put back after
@@ -185,21 +185,6 @@ class Checkpoint(Plugin):
         for_fits = self.resume == "auto" or any(plugin._fitted for plugin in own)
         return None if own and for_fits and self.resume != "best" else self.resume
 
-    def _compare(self, loop: Loop, what: str, body: Mapping[str, Any]) -> None:
-        if body.get("content") != "run":
-            raise CheckpointError(
-                f"{what} has weights alone: a run cannot go on from it. Load it with Module.load_from_checkpoint"
-            )
-        found = differences(loop, body)
-        if not body.get("exact", True):
-            found.append("it was saved when an error ended the run, in the middle of a batch")
-        if found and self.strict:
-            raise CheckpointError(
-                f"{what} is of another run than this, and resume_strict is set:\n  " + "\n  ".join(found)
-            )
-        if found and loop.world.is_main:
-            warnings.warn(f"{what} is of another run than this; what differs:\n  " + "\n  ".join(found), stacklevel=2)
-
     @hookimpl(wrapper=True)
     def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
         restoration, self._restoration, loader = self._restoration, None, loop.train_loader
@@ -229,7 +214,7 @@ class Checkpoint(Plugin):
         asked = same and self._resume != "auto"
         saver = saver_for(loop)(
             folder,
-            self._run(folder.place),
+            identity(self._found, folder.place, self._resume == "auto"),
             self.last,
             self.top_k,
             self.monitor,
@@ -240,16 +225,6 @@ class Checkpoint(Plugin):
         )
         saver.open()
         self._saver = saver
-
-    def _run(self, place: str) -> str:
-        """The identity that the run goes on with: its old one, unless it has a later past in that place."""
-        if self._found is None or self._found.folder.place != place:
-            return new_run()
-        found = self._found
-        later = [name for name in found.folder.names() if name != found.name and name > found.name]
-        if self._resume != "auto" and any(_of_run(found, name) for name in later):
-            return new_run()
-        return found.manifest.run
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
@@ -358,10 +333,3 @@ class Checkpoint(Plugin):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._trigger.load_state_dict(state)
-
-
-def _of_run(found: Found, name: str) -> bool:
-    try:
-        return found.folder.manifest(name).run == found.manifest.run
-    except CheckpointError:
-        return False

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import math
 import platform
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from lightloop import Loop, fetch
+from lightloop_plugins.checkpoint.errors import CheckpointError
 
 SHOWN = 200
 """How long the text of an option's value may be."""
@@ -66,6 +68,25 @@ def differences(loop: Loop, body: Mapping[str, Any]) -> list[str]:
         if was.get(name) != now:
             lines.append(f"{name}: then {was.get(name)}, now {now}")
     return lines
+
+
+def check_same_run(loop: Loop, what: str, body: Mapping[str, Any], strict: bool) -> None:
+    """Tell in what the run that made the checkpoint ``what`` differs from this one.
+
+    Raises:
+        CheckpointError: if it has weights alone, or if something differs and ``strict`` is set.
+    """
+    if body.get("content") != "run":
+        raise CheckpointError(
+            f"{what} has weights alone: a run cannot go on from it. Load it with Module.load_from_checkpoint"
+        )
+    found = differences(loop, body)
+    if not body.get("exact", True):
+        found.append("it was saved when an error ended the run, in the middle of a batch")
+    if found and strict:
+        raise CheckpointError(f"{what} is of another run than this, and resume_strict is set:\n  " + "\n  ".join(found))
+    if found and loop.world.is_main:
+        warnings.warn(f"{what} is of another run than this; what differs:\n  " + "\n  ".join(found), stacklevel=3)
 
 
 def finished(loop: Loop, resume: str) -> str:
