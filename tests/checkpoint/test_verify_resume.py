@@ -163,7 +163,7 @@ the same to the bit: 12 batches, {rows} rows of metrics, and the state at the en
 def test_a_run_that_resumes_exactly(fork, tmp_path):
     code, out, err = fork("Net", "--max_epochs", "2", "--accumulate_grad_batches", "2")
     assert (code, out, err) == (0, SAME.format(rows=10), "")
-    assert os.listdir(tmp_path) == ["net.py"]
+    assert {*os.listdir(tmp_path)} - {"__pycache__"} == {"net.py"}  # Python may keep what it compiled
 
 
 def test_it_names_what_the_step_depends_on_and_no_checkpoint_has(fork):
