@@ -37,9 +37,9 @@ HOOKS = {name: spec for name, spec in vars(Hooks).items() if hasattr(spec, "ligh
 def plugins() -> dict[str, type[Plugin]]:
     """The plugins that come with Lightloop, by name."""
     found = discover()
-    broken = [str(each) for each in found.values() if each.distribution == "lightloop" and each.plugin is None]
-    if broken:
-        raise RuntimeError(f"the reference cannot be written without {', '.join(broken)}")
+    absent = [f"{each} {each.problem}" for each in found.values() if each.distribution == "lightloop" and each.problem]
+    if absent:
+        raise RuntimeError(f"the reference is of every plugin, and {', '.join(absent)}")
     return {name: each.plugin for name, each in found.items() if each.distribution == "lightloop" and each.plugin}
 
 
