@@ -5,7 +5,6 @@ Everything here gives what torch's own functions give, bit for bit; what is spar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -60,18 +59,19 @@ def total_norm(gradients: list[Tensor], norm_type: float) -> Tensor:
     return torch.nn.utils.get_total_norm([each for each in elements if each.numel()], norm_type)
 
 
-def clip_norm_(parameters: Iterable[Tensor], limit: float, norm: Tensor) -> Tensor:
-    """Scale the gradients of ``parameters``, whose norm is ``norm``, down to ``limit``, and return the norm that they then have.
+def clip_norm_(gradients: list[Tensor], limit: float, norm: Tensor) -> Tensor:
+    """Scale ``gradients``, whose norm is ``norm``, down to ``limit`` in place, and return the norm that they then have.
 
     What :func:`torch.nn.utils.clip_grads_with_norm_` does, save that nothing is scaled by a norm that is not finite.
     """
-    finite = norm.nan_to_num(0.0, 0.0, 0.0)
-    factor = (limit / (finite + 1e-6)).clamp(max=1.0)
-    gradients = [grad for parameter in parameters if (grad := parameter.grad) is not None]
+    eps = 1e-6
+    factor = (norm + eps).nan_to_num_(eps, eps, eps).reciprocal_().mul_(limit).clamp_(max=1.0)
     if _alike(gradients):
         torch._foreach_mul_(gradients, factor)
     else:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, finite)
+        with torch.no_grad():
+            for gradient in gradients:
+                gradient.mul_(factor.to(gradient.device))
     return norm * factor
 
 
@@ -88,7 +88,10 @@ def _alike(tensors: list[Tensor]) -> bool:
     """Whether one call can do them all: plain and dense, of one type on one device, none empty, none in a graph."""
     if not tensors:
         return False
-    first = tensors[0]
-    kind = (Tensor, first.dtype, first.device, torch.strided, False)
-    kinds = {(type(each), each.dtype, each.device, each.layout, each.requires_grad) for each in tensors}
-    return kinds == {kind} and all(map(Tensor.numel, tensors))
+    dtype, device = tensors[0].dtype, tensors[0].device
+    for each in tensors:
+        if type(each) is not Tensor or each.dtype is not dtype or each.device != device:
+            return False
+        if each.layout is not torch.strided or each.requires_grad or not each.numel():
+            return False
+    return True

@@ -68,7 +68,7 @@ class Clip(Plugin):
         assert self.limit is not None
         if self.algorithm == "norm":
             norm = loop.grad_norm(2.0)
-            self._log(loop, norm, clip_norm_(parameters_of(loop.optimizer), self.limit, norm))
+            self._log(loop, norm, clip_norm_(loop.gradients, self.limit, norm))
             return
         parameters = [parameter for parameter in parameters_of(loop.optimizer) if parameter.grad is not None]
         if self.algorithm == "value":
