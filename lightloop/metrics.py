@@ -87,14 +87,18 @@ class Metrics:
         bar: bool = False,
         reduce: Reduce = "mean",
         weight: Number = 1,
+        copy: bool = True,
     ) -> None:
         """Take in one value of a metric; it must be a number or a tensor of one element, which stays where it is.
 
         Logged for both step and epoch, the epoch's metric is called ``<name>_epoch``.
         """
         # What is logged in each batch comes this way: as few calls as can be.
-        # A copy, since `loss += penalty` or a step that moves a logged parameter would change what was logged.
-        value = value.detach().clone() if type(value) is Tensor and value.ndim == 0 else _scalar(name, value)
+        if type(value) is Tensor and value.ndim == 0:
+            value = value.detach() if value.requires_grad else value
+            value = value.clone() if copy else value
+        else:
+            value = _scalar(name, value)
         if step:
             kept = self.step
             (kept[name] if name in kept else self._open(kept, name, reduce)).add(value, weight)

@@ -212,6 +212,7 @@ class State:
         prog_bar: bool = False,
         reduce: Reduce = "mean",
         weight: Number | None = None,
+        copy: bool = True,
     ) -> None:
         """Log a metric: a number, or a tensor of one element, which is not read until somebody needs the number.
 
@@ -223,6 +224,8 @@ class State:
             prog_bar: show it on progress bars.
             reduce: how the batches of a window, an epoch or a pass become one number.
             weight: what the batch counts for in a mean; the default is its number of samples over an epoch.
+            copy: keep a copy, since ``loss += penalty``, or a step that moves a logged parameter, would change what was
+                logged. Without one, a scalar that is in no graph and that nobody changes costs a third.
         """
         if self.replaying:
             return
@@ -236,7 +239,8 @@ class State:
             on_step = not on_epoch
         if weight is None:
             weight = batch_size(self.piece if evaluating is None else evaluating.batch) if on_epoch else 1
-        self.metrics.log(name, value, step=on_step, epoch=bool(on_epoch), bar=prog_bar, reduce=reduce, weight=weight)
+        step, epoch = on_step, bool(on_epoch)
+        self.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, reduce=reduce, weight=weight, copy=copy)
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Hand numbers to the loggers, under today's ``global_step``; only the main rank writes."""

@@ -82,8 +82,8 @@ class Clip(Plugin):
 
     def _log(self, loop: Loop, norm: Tensor, clipped: Tensor) -> None:
         suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.optimizers) > 1 else ""
-        loop.log(f"grad_norm{suffix}", norm, reduce="last")
-        loop.log(f"grad_norm_clipped{suffix}", clipped, reduce="last")
+        loop.log(f"grad_norm{suffix}", norm, reduce="last", copy=False)
+        loop.log(f"grad_norm_clipped{suffix}", clipped, reduce="last", copy=False)
 
 
 @torch.no_grad()

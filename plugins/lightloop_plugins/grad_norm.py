@@ -72,7 +72,7 @@ class GradNorm(Plugin):
         if applied:
             suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.optimizers) > 1 else ""
             for name, norm in norms.items():
-                loop.log(name + suffix, norm)
+                loop.log(name + suffix, norm, copy=False)
         return applied
 
     def _measure(self, loop: Loop, total: Tensor) -> dict[str, Tensor]:

@@ -227,3 +227,13 @@ def test_evaluation_weighs_by_samples_and_names_loaders():
         "n/1": 0.5,
         "loader/1": 1.0,
     }
+
+
+def test_a_copy_is_kept_unless_it_is_said_that_nobody_changes_the_value():
+    metrics, value = Metrics(), torch.tensor(1.0, requires_grad=True) * 1
+    metrics.log("copied", value, step=True, epoch=False)
+    metrics.log("kept", value, step=True, epoch=False, copy=False)
+    with torch.no_grad():
+        value += 1
+    assert metrics.take_step() == {"copied": 1.0, "kept": 2.0}
+    assert not metrics.latest["kept"].requires_grad
