@@ -230,7 +230,8 @@ class Familiar:
             if any(name in kind for kind in kinds):
                 return None  # a group or tag, none of which is live
             offered = {offer for plugin in self._live for offer in plugin.offers}
-            raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, {*dir(self), *known, *offered})}")
+            options = {today for today, _ in known.values()}
+            raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, {*dir(self), *options, *offered})}")
         today, default = known[name]
         if today != name:
             warnings.warn(f"{name!r} is now called {today!r}", DeprecationWarning, stacklevel=2)

@@ -74,7 +74,8 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Colle
                 f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem
             )
             kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name}}
-            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, {*known, *kinds})}{absent}")
+            today = {option.keyword for option in known.values()}
+            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, today | kinds)}{absent}")
         keyword = known[name].keyword
         if keyword in said:
             raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")

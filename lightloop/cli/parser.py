@@ -8,7 +8,7 @@ import re
 import types
 import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from lightloop.cli.front import UsageError
@@ -25,7 +25,7 @@ ORDER = (type(None), bool, int, float)
 
 
 def make_parser(stage: str, arguments: list[str]) -> Any:
-    """A parser of jsonargparse with an attribute ``options``: what is the Trainer's by name, with its type."""
+    """A parser of jsonargparse that knows the Trainer's ``options`` with their types, and which of their names are ``old``."""
     try:
         import jsonargparse
     except ImportError as error:
@@ -34,13 +34,14 @@ def make_parser(stage: str, arguments: list[str]) -> Any:
 
     class Parser(jsonargparse.ArgumentParser):
         options: dict[str, Any]
+        old: set[str]
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise UsageError(told(" ".join(message.split()), self.options)) from ex
+            raise UsageError(told(" ".join(message.split()), self.options, self.old)) from ex
 
     usage = f"lightloop {stage} [--config FILE] [--module MODULE:CLASS] [--data MODULE:FUNCTION] [--OPTION VALUE ...]"
     parser = Parser(f"lightloop {stage}", description=_about(stage), usage=usage, allow_abbrev=False)
-    parser.options = {}
+    parser.options, parser.old = {}, set()
     _add_own(parser, stage)
     with warnings.catch_warnings():
         if {"-h", "--help"} & set(arguments):
@@ -59,9 +60,9 @@ def make_parser(stage: str, arguments: list[str]) -> Any:
     return parser
 
 
-def told(message: str, options: Mapping[str, Any]) -> str:
-    """An error of jsonargparse in our words."""
-    known = ("module", "data", *options)
+def told(message: str, options: Mapping[str, Any], old: Collection[str]) -> str:
+    """An error of jsonargparse in our words; ``old`` names of options are not proposed."""
+    known = {"module", "data", *options}.difference(old)
     if (found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)", message)) is not None:
         return f"there is no option --{found[1]}.{nearest(found[1], known)}"
     if (found := re.search(r"(?:Key|Option) ['\"]([\w.]+)['\"] is not (?:accepted|expected)", message)) is not None:
@@ -107,6 +108,7 @@ def _add_plugin(parser: Any, found: Found, plugin: type[Plugin]) -> None:
         for alias in option.aliases:
             add(f"--{alias}", Any, argparse.SUPPRESS)
             parser.options[alias] = field.type
+            parser.old.add(alias)
 
 
 def _add_kinds(parser: Any, found: Mapping[str, Found]) -> None:

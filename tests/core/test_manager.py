@@ -155,6 +155,8 @@ def test_an_unknown_keyword_names_the_nearest():
     assert refusal(TypeError, *plugins, zzz=1.0) == "Trainer has no option 'zzz'."
     with pytest.raises(TypeError, match=r"^Trainer has no option 'max_epoch'\. Did you mean 'max_epochs'"):
         Trainer(max_epoch=3)
+    renamed = make("new", size=option(0, "Size.", flag="new_size", aliases=("old_size",)))
+    assert refusal(TypeError, renamed, olds_size=1) == "Trainer has no option 'olds_size'. Did you mean 'new_size'?"
     tagged = make("csv", tags=("logger",))
     assert refusal(TypeError, tagged, loger="csv") == "Trainer has no option 'loger'. Did you mean 'logger'?"
 
