@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
@@ -66,23 +68,9 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
     """
     without = {name.strip() for name in environ.get("LIGHTLOOP_WITHOUT", "").split(",")}
     own_only = environ.get("LIGHTLOOP_DISCOVER", "1") == "0"
-    origin = _origins()
-    found: dict[str, Found] = {}
-    left_out: dict[str, Found] = {}
-    for entry in sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name):
-        distribution, version = origin(entry)
-        if entry.name in without or (own_only and distribution != "lightloop"):
-            by = "LIGHTLOOP_WITHOUT" if entry.name in without else "LIGHTLOOP_DISCOVER=0"
-            left_out[entry.name] = Found(entry.name, entry.value, distribution, version, left_out_by=by)
-            continue
-        if (other := found.get(entry.name)) is not None:
-            if other.value == entry.value:
-                continue
-            raise PluginError(
-                f"two distributions call a plugin {entry.name!r}: {other.distribution} ({other.value}) and {distribution} "
-                f"({entry.value}). Uninstall one of them, or set LIGHTLOOP_WITHOUT={entry.name} to run without both"
-            )
-        found[entry.name] = _load(entry, distribution, version)
+    installed = sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name)
+    with _collector_at_rest(installed):
+        found, left_out = _installed(installed, without, own_only)
     for local in _local(environ) if not own_only and LOCAL not in without else ():
         if (other := found.get(local.name)) is not None:
             raise PluginError(
@@ -98,6 +86,46 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
                 raise PluginError(message) from each.error
             _tell(message)
     return dict(sorted({**left_out, **found}.items()))
+
+
+def _installed(
+    entries: Iterable[EntryPoint], without: set[str], own_only: bool
+) -> tuple[dict[str, Found], dict[str, Found]]:
+    """The plugins of ``entries`` by name, and those that are left out."""
+    origin = _origins()
+    found: dict[str, Found] = {}
+    left_out: dict[str, Found] = {}
+    for entry in entries:
+        distribution, version = origin(entry)
+        if entry.name in without or (own_only and distribution != "lightloop"):
+            by = "LIGHTLOOP_WITHOUT" if entry.name in without else "LIGHTLOOP_DISCOVER=0"
+            left_out[entry.name] = Found(entry.name, entry.value, distribution, version, left_out_by=by)
+            continue
+        if (other := found.get(entry.name)) is not None:
+            if other.value == entry.value:
+                continue
+            raise PluginError(
+                f"two distributions call a plugin {entry.name!r}: {other.distribution} ({other.value}) and {distribution} "
+                f"({entry.value}). Uninstall one of them, or set LIGHTLOOP_WITHOUT={entry.name} to run without both"
+            )
+        found[entry.name] = _load(entry, distribution, version)
+    return found, left_out
+
+
+@contextmanager
+def _collector_at_rest(entries: Sequence[EntryPoint]) -> Iterator[None]:
+    """Before the first import, spare the garbage collector all that is there already.
+
+    So many imports bring about a collection that would look through all of torch, which takes longer than they do.
+    """
+    if gc.get_freeze_count() or any(entry.module in sys.modules for entry in entries):
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _origins() -> Callable[[EntryPoint], tuple[str, str]]:
