@@ -1,25 +1,26 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
-from lightloop.amounts import seconds_of
-from lightloop.cadence import Every
-from lightloop.callback import Callback
-from lightloop.containers import map_leaves
-from lightloop.data import Limited, batch_size, remade, size_of, with_is_last
+from lightloop.data import batch_size, size_of, with_is_last
 from lightloop.discovery import Found, PluginError, discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
-from lightloop.finite import elements, find_nonfinite
 from lightloop.gradients import clip_norm_, scale_, total_norm
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
 from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
 from lightloop.module import Module
-from lightloop.optimizers import Schedule, Setup, frozen, needs_closure, parameters_of, read_setup
+from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin, option
 from lightloop.seeding import seed_everything
 from lightloop.stash import Key, Stash
 from lightloop.steps import Step, bind, bind_call, defined
+from lightloop.toolkit.amounts import seconds_of
+from lightloop.toolkit.cadence import Every
+from lightloop.toolkit.callback import Callback
+from lightloop.toolkit.containers import map_leaves
+from lightloop.toolkit.loaders import Limited, remade
+from lightloop.toolkit.tensors import elements, find_nonfinite, frozen
 from lightloop.trainer import Result, Trainer
 from lightloop.window import Window
 from lightloop.world import World

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 T = TypeVar("T")
 
@@ -48,42 +47,6 @@ def iter_from(batches: Iterable[T], skip: int) -> Iterator[T]:
     """The batches after the first ``skip``: read and dropped, unless ``batches`` has an ``iter_from`` of its own."""
     begin_at = getattr(batches, "iter_from", None) if skip else None
     return itertools.islice(iter(batches), skip, None) if begin_at is None else iter(begin_at(skip))
-
-
-class Limited:
-    """The first ``limit`` batches of ``loader``, which is asked for no more; what else it has is the loader's own."""
-
-    def __init__(self, loader: Iterable[Any], limit: int) -> None:
-        self.loader = loader
-        self.limit = limit
-
-    def __len__(self) -> int:
-        return min(len(self.loader), self.limit)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self.loader), self.limit)
-
-    def iter_from(self, skip: int) -> Iterator[Any]:
-        """The batches after the first ``skip``."""
-        return itertools.islice(iter_from(self.loader, skip), max(0, self.limit - skip))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-
-def remade(loader: DataLoader[Any], sampler: Sampler[Any] | None = None, **changes: Any) -> DataLoader[Any]:
-    """A DataLoader like ``loader``, of the same class, in the order of ``sampler`` and with other attributes changed.
-
-    The user's own is left as it is, which torch does not let anybody change.
-    """
-    twin = copy.copy(loader)
-    if sampler is not None:
-        batches = None if loader.batch_size is None else BatchSampler(sampler, loader.batch_size, loader.drop_last)
-        changes |= {"sampler": sampler, "batch_sampler": batches}
-    vars(twin).update(changes, _iterator=None)
-    return twin
 
 
 def as_loaders(data: Any) -> dict[str | None, Iterable[Any]]:

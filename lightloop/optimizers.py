@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -109,19 +108,6 @@ def needs_closure(optimizer: Optimizer) -> bool:
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """The parameters that ``optimizer`` updates, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-@contextmanager
-def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Keep ``parameters`` from requiring gradients; afterwards those that did do so again."""
-    thawed = [parameter for parameter in parameters if parameter.requires_grad]
-    try:
-        for parameter in thawed:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in thawed:
-            parameter.requires_grad_(True)
 
 
 def _listed(value: Any) -> list[Any]:

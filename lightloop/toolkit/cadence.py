@@ -9,7 +9,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lightloop.amounts import read_amount
+from lightloop.toolkit.amounts import read_amount
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop

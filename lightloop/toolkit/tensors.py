@@ -1,14 +1,30 @@
-"""Find the tensor in which NaN or infinity is, once something tells that there is one."""
+"""Parameters and gradients: keep them from training, and find the one in which NaN or infinity is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from lightloop.loop import Loop
 from lightloop.optimizers import parameters_of
+
+if TYPE_CHECKING:
+    from lightloop.loop import Loop
+
+
+@contextmanager
+def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Keep ``parameters`` from requiring gradients; afterwards those that did do so again."""
+    thawed = [parameter for parameter in parameters if parameter.requires_grad]
+    try:
+        for parameter in thawed:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in thawed:
+            parameter.requires_grad_(True)
 
 
 def elements(gradient: Tensor) -> Tensor:
@@ -35,6 +51,3 @@ def _named(loop: Loop, kind: str) -> Iterator[tuple[str, Tensor]]:
         tensor = parameter.grad if kind == "gradient" else parameter
         if tensor is not None:
             yield names.get(id(parameter), "that is not the module's"), elements(tensor)
-
-
-__all__ = ["elements", "find_nonfinite"]
