@@ -1,9 +1,10 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
 from lightloop.data import batch_size, size_of, with_is_last
-from lightloop.discovery import Found, PluginError, discover
+from lightloop.discovery import discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
+from lightloop.found import Found, PluginError
 from lightloop.gradients import clip_norm_, scale_, total_norm
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
 from lightloop.loop import Loop

@@ -8,8 +8,8 @@ from typing import Any
 
 import pluggy
 
-from lightloop.discovery import Found, PluginError
 from lightloop.dispatch import CLEAN_UP, OWN, Relay
+from lightloop.found import Found, PluginError
 from lightloop.options import nearest
 from lightloop.plugin import Plugin
 

@@ -9,8 +9,8 @@ from functools import cached_property
 import pluggy
 
 from lightloop.contract import check_answers, check_hooks, hooks_of
-from lightloop.discovery import PluginError
 from lightloop.dispatch import CLEAN_UP, OWN, Relay
+from lightloop.found import PluginError
 from lightloop.hookspecs import Hooks
 from lightloop.order import places
 from lightloop.plugin import Plugin

@@ -10,7 +10,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from lightloop.discovery import PluginError, discover
+from lightloop.discovery import discover
+from lightloop.found import PluginError
 from lightloop.loop import Loop
 from lightloop.metrics import Number
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from lightloop.discovery import Found, PluginError
+from lightloop.found import Found, PluginError
 from lightloop.plugin import OPTION, Option, Plugin, options_of
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightloop.contract import check_needs, undisplaced
-from lightloop.discovery import Found, PluginError, unsuited
+from lightloop.found import Found, PluginError, unsuited
 from lightloop.options import known_options, nearest, resolve
 from lightloop.order import in_order
 from lightloop.plugin import Plugin, options_of

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from lightloop.discovery import discover
+from lightloop.dispatch import Relay
 from lightloop.evaluation import STEPS, Evaluation, evaluate
 from lightloop.familiar import Familiar
 from lightloop.loop import Loop, Operations
@@ -22,6 +23,7 @@ from lightloop.plugin import Plugin
 from lightloop.selection import Entry, Selection, from_environment
 from lightloop.state import Stage, Status
 from lightloop.steps import defined
+from lightloop.world import World
 
 T = TypeVar("T")
 LOADERS = {
@@ -189,7 +191,15 @@ class Trainer(Familiar):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "loop": None}
+        if self.loop is None or not self._running:
+            return {**vars(self), "loop": None}
+        # What plugins hold in the midst of a run is of this process: the copy chooses its own.
+        return {**vars(self), "loop": _place_of(self.loop), "plugins": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.loop is not None:
+            self.loop.plugins = self.plugins = self._chosen({})
 
 
 def _check_module(module: Any) -> None:
@@ -205,6 +215,17 @@ def _source(module: nn.Module, stage: Stage, data: Any) -> Callable[[], Any] | N
     if own is None:
         return None
     return own if callable(own) else lambda: own
+
+
+def _place_of(loop: Loop) -> Loop:
+    """How far ``loop`` is, and as which process of how many, for those who read that elsewhere; not what it works on."""
+    place = Loop(cast(nn.Module, None), cast(Relay, None), (), loop.stage)
+    place.device, place.world = loop.device, World()
+    for source, copy in ((loop, place), (loop.world, place.world)):
+        for name, value in vars(source).items():
+            if isinstance(value, (bool, int, str)):
+                setattr(copy, name, value)
+    return place
 
 
 @contextmanager

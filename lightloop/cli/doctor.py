@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 import torch
 
 from lightloop.cli.front import Parser
-from lightloop.discovery import Found, PluginError, discover
+from lightloop.discovery import discover
+from lightloop.found import Found, PluginError
 from lightloop.loop import Operations
 from lightloop.manager import Manager
 from lightloop.options import known_options

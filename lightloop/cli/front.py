@@ -15,7 +15,8 @@ from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import NoReturn
 
-from lightloop.discovery import LOCAL, PluginError
+from lightloop.found import PluginError
+from lightloop.local import LOCAL
 from lightloop.options import nearest
 from lightloop.order import OrderError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from lightloop.cli.front import UsageError
+from lightloop.local import import_file
 from lightloop.options import nearest
 
 
@@ -44,16 +44,9 @@ def load(given: Mapping[str, Any], what: str) -> Any:
 
 
 def _file(path: Path) -> ModuleType:
-    name = path.stem
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path.absolute()):
-        return known
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    sys.path.insert(0, str(path.absolute().parent))  # as for a program: what is beside it can be imported
-    spec = importlib.util.spec_from_file_location(name, path.absolute())
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    path = path.absolute()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as for a program: what is beside it can be imported
+    return import_file(path, path.stem)

@@ -15,7 +15,8 @@ from lightloop.cli.front import UsageError
 from lightloop.cli.objects import find
 from lightloop.cli.options import read_options_config
 from lightloop.cli.plugins import live
-from lightloop.discovery import Found, discover
+from lightloop.discovery import discover
+from lightloop.found import Found
 from lightloop.options import known_options, nearest
 from lightloop.plugin import OPTION, Plugin, hints_of, options_of
 

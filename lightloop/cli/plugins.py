@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 
 from lightloop.cli.front import Parser, UsageError
-from lightloop.discovery import Found, discover
+from lightloop.discovery import discover
+from lightloop.found import Found
 from lightloop.hookspecs import Hooks
 from lightloop.options import nearest
 from lightloop.plugin import OPTION, Plugin, options_of

@@ -18,7 +18,7 @@ from lightloop.cli.front import UsageError
 from lightloop.cli.objects import load
 from lightloop.cli.options import joined, listed
 from lightloop.cli.parser import make_parser
-from lightloop.discovery import PluginError
+from lightloop.found import PluginError
 from lightloop.hookspecs import hookimpl
 from lightloop.loop import Loop
 from lightloop.order import OrderError

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from lightloop import Plugin, Trainer, discover
-from lightloop.discovery import GROUP, LOCAL
+from lightloop.discovery import GROUP
+from lightloop.local import LOCAL
 from lightloop.plugin import OPTION, options_of
 from lightloop.selection import Entry
 from lightloop.testing import probes

@@ -27,7 +27,7 @@ class {cls}(Plugin):
 def site(tmp_path, monkeypatch):
     """A folder on the path in which distributions can be installed."""
     monkeypatch.syspath_prepend(tmp_path)
-    discovery._tell.cache_clear()
+    discovery._warn_once.cache_clear()
     return tmp_path
 
 

@@ -1,0 +1,60 @@
+"""What is known of an installed plugin, whether it can be used or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+from lightloop.plugin import Plugin
+
+
+class PluginError(Exception):
+    """A plugin is missing, broken, or at odds with another."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An installed plugin: its class, or what keeps it out."""
+
+    name: str
+    value: str
+    """Where it is: ``package.module:Class``."""
+    distribution: str
+    version: str
+    plugin: type[Plugin] | None = None
+    error: BaseException | None = None
+    left_out_by: str | None = None
+    """The environment variable that keeps it out, if one does."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no class, as the end of a sentence that begins with the plugin's name."""
+        if self.left_out_by:
+            return f"is left out by {self.left_out_by}"
+        if isinstance(self.error, PluginError):
+            return str(self.error)
+        return f"cannot be imported: {type(self.error).__name__}: {self.error}" if self.error else None
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.distribution} {self.version}".rstrip()
+
+
+def unsuited(plugin: type[Plugin]) -> str | None:
+    """Why a plugin does not work with this Lightloop, as the end of a sentence; None if it does."""
+    if plugin.works_with is None:
+        return None
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        versions = SpecifierSet(plugin.works_with)
+    except InvalidSpecifier:
+        return f"has works_with = {plugin.works_with!r}, which is no specifier of PEP 440, such as '>=0.1,<2'"
+    if versions.contains(here := _own_version(), prereleases=True):
+        return None
+    return f"works with lightloop {plugin.works_with}, and this is {here}: install another version of one of them"
+
+
+@cache
+def _own_version() -> str:
+    return version("lightloop")
