@@ -8,9 +8,9 @@ from functools import cached_property
 
 import pluggy
 
-from lightloop.contract import check_answers, check_hooks, hooks_of
 from lightloop.dispatch import CLEAN_UP, OWN, Relay
 from lightloop.found import PluginError
+from lightloop.hook_checks import check_answers, check_hooks
 from lightloop.hookspecs import Hooks
 from lightloop.order import places
 from lightloop.plugin import Plugin
@@ -45,7 +45,7 @@ class Manager:
         self._pluggy.add_hookspecs(Hooks)
         self._add_hooks()
         self._pluggy.register(operations, OWN)
-        hooks = hooks_of(self._pluggy, vars(Hooks))
+        hooks = self._hooks()
         for plugin in plugins:
             check_hooks(plugin, hooks)
         for plugin in reversed(self.plugins):
@@ -60,7 +60,7 @@ class Manager:
     @property
     def hook_names(self) -> list[str]:
         """Every hook that there is, the core's in the order of a run."""
-        return list(hooks_of(self._pluggy, vars(Hooks)))
+        return list(self._hooks())
 
     def _add_hooks(self) -> None:
         """Take in the hooks that plugins bring."""
@@ -72,6 +72,18 @@ class Manager:
                 except ValueError as error:
                     raise PluginError(f"plugin {plugin.name!r} brings hooks that cannot be added: {error}") from error
             added.update(plugin.hookspecs)
+
+    def _hooks(self) -> dict[str, pluggy.HookCaller]:
+        """Every hook that is specified: the core's in the order of a run, then the others by name."""
+        callers = vars(self._pluggy.hook).items()
+        specified = {name: each for name, each in callers if isinstance(each, pluggy.HookCaller) and each.has_spec()}
+        own = [name for name in vars(Hooks) if name in specified]
+        brought = sorted(specified.keys() - own)
+        if taken := [name for name in brought if hasattr(Relay, name)]:
+            raise PluginError(
+                f"a plugin brings a hook {taken[0]!r}, which the relay of hooks has for itself: rename it"
+            )
+        return {name: specified[name] for name in (*own, *brought)}
 
     def chains(self) -> dict[str, list[Caller]]:
         """For each hook that a plugin implements, in the order of a run, who is called; the loop's own answer last."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lightloop.contract import check_needs, undisplaced
+from lightloop.declarations import check_declarations, undisplaced
 from lightloop.found import Found, PluginError, unsuited
 from lightloop.options import known_options, nearest, resolve
 from lightloop.order import in_order
@@ -44,7 +44,7 @@ class Selection:
         # An old name may have become that of a kind.
         self.options = {name: value for name, value in resolved.items() if not self._settle(name, value)}
         self.live = in_order(self._choose())
-        check_needs(self.live, self.without, found)
+        check_declarations(self.live, self.without, found)
 
     def _read(self, entry: Entry) -> None:
         if entry == "-*":
