@@ -7,8 +7,10 @@ import pickle
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
-from lightloop import Module, Plugin, Trainer, discover
+from lightloop import Module, Plugin, Trainer, discover, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches
 
 OURS = {name: found.plugin for name, found in discover().items() if found.distribution == "lightloop" and found.plugin}
@@ -56,3 +58,58 @@ def test_c81_modules_pickle_inside_a_run_without_it():
     copy = pickle.loads(pickle.dumps(module))
     assert isinstance(copy, Module)
     assert copy._loop is None
+
+
+class Copies(Plugin):
+    """Sends the trainer somewhere in each batch."""
+
+    name = "copies"
+
+    @hookimpl
+    def before_batch(self, loop):
+        copy = pickle.loads(pickle.dumps(loop.trainer))
+        self.seen.append(
+            (copy.current_epoch, copy.batch_idx, copy.global_step, copy.training, copy.model, copy.max_epochs)
+        )
+        self.names = [plugin.name for plugin in copy.plugins] == [plugin.name for plugin in loop.plugins]
+        with pytest.raises(RuntimeError, match="in the middle of a run"):
+            copy.fit(TinyClassifier(), [])
+
+
+@pytest.mark.parametrize("options", [{}, {"async_save": True, "save_every": "1 batches"}, {"logger": "tensorboard"}])
+def test_a_trainer_pickles_inside_a_run_and_the_copy_knows_how_far_it_is(tmp_path, options):
+    Copies.seen = []
+    trainer = Trainer([Copies, "signals", "interrupt"], max_epochs=2, default_root_dir=tmp_path, **options)
+    trainer.fit(TinyClassifier(), classification_batches(2))
+    assert Copies.seen == [(step // 2, step % 2, step, True, None, 2) for step in range(4)]
+    assert trainer.plugin("copies").names
+
+
+class Told(Dataset):
+    """Its samples say what a worker knows of the run."""
+
+    def __init__(self, module, trainer):
+        self.module, self.trainer = module, trainer
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        trainer = self.trainer
+        known = (trainer.current_epoch, trainer.max_epochs, trainer.world_size, trainer.global_rank, trainer.training)
+        return torch.tensor(known), self.module(torch.ones(4)).detach()
+
+
+class Asks(TinyClassifier):
+    def training_step(self, batch, batch_idx):
+        self.told = batch
+        return self.net(torch.ones(1, 4)).sum()
+
+
+@pytest.mark.processes
+def test_workers_that_are_spawned_are_told_of_the_run():
+    module, trainer = Asks(), Trainer(["-checkpoint"], max_epochs=1)
+    data = Told(TinyClassifier(), trainer)
+    trainer.fit(module, DataLoader(data, num_workers=1, multiprocessing_context="spawn"))
+    assert module.told[0].tolist() == [[0, 1, 1, 0, True]]
+    torch.testing.assert_close(module.told[1], data[1][1][None])
