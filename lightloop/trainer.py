@@ -14,12 +14,13 @@ from torch import nn
 from lightloop.discovery import discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import STEPS, Evaluation, evaluate
-from lightloop.familiar import Familiar
 from lightloop.loop import Loop, Operations
 from lightloop.manager import Manager
 from lightloop.metrics import fetch
 from lightloop.module import Module
 from lightloop.plugin import Plugin
+from lightloop.plugin_attributes import PluginAttributes
+from lightloop.run_attributes import RunAttributes
 from lightloop.selection import Entry, Selection, from_environment
 from lightloop.state import Stage, Status
 from lightloop.steps import defined
@@ -53,7 +54,7 @@ class Result:
     """The plugins that failed and were taken out for it, each with what happened in which hook."""
 
 
-class Trainer(Familiar):
+class Trainer(RunAttributes, PluginAttributes):
     """Trains and evaluates modules with the plugins that are asked for.
 
     Args:

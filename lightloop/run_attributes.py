@@ -1,34 +1,25 @@
-"""What users and their callbacks read on a trainer, under the names that the field knows."""
+"""What a Trainer tells of its latest run, under the names that the field knows."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightloop.discovery import discover
 from lightloop.loop import Loop
 from lightloop.metrics import fetch
 from lightloop.optimizers import Schedule
-from lightloop.options import known_options, nearest
-from lightloop.plugin import Plugin, options_of
 from lightloop.world import World
 
 SET = "trainer.should_stop was set"
 
 
-class Familiar:
-    """Reads of the latest run; before the first one, what a run begins with.
-
-    Further attributes: every option by its keyword (``trainer.max_epochs``), what a live plugin offers
-    (:attr:`lightloop.Plugin.offers`), and the live plugin of a group or tag (``trainer.logger``), None where there is none.
-    """
+class RunAttributes:
+    """What the latest run is at; before the first one, what a run begins with."""
 
     loop: Loop | None
-    plugins: list[Plugin]
 
     # ----------------------------------------------------------------------------------------------- how far it is
 
@@ -205,57 +196,6 @@ class Familiar:
     def on_gpu(self) -> bool:
         """Whether the module is on a CUDA device."""
         return self.loop is not None and self.loop.device.type == "cuda"
-
-    # ------------------------------------------------------------------------------------------------------ plugins
-
-    def plugin(self, name: str) -> Plugin | None:
-        """The plugin of that name that is live in the latest run, or None."""
-        return next((plugin for plugin in self._live if plugin.name == name), None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in ("loop", "plugins"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        for plugin in self._live:
-            if name in plugin.offers:
-                return getattr(plugin, plugin.offers[name])
-        for plugin in self._live:
-            if (field := options_of(type(plugin)).get(name)) is not None:
-                return getattr(plugin, field.name)
-        for plugin in self._live:
-            if name != plugin.name and name in plugin.called():
-                return plugin
-        known = self._known()
-        if name not in known:
-            kinds = (found.plugin.called() - {found.plugin.name} for found in discover().values() if found.plugin)
-            if any(name in kind for kind in kinds):
-                return None  # a group or tag, none of which is live
-            offered = {offer for plugin in self._live for offer in plugin.offers}
-            options = {today for today, _ in known.values()}
-            raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, {*dir(self), *options, *offered})}")
-        today, default = known[name]
-        if today != name:
-            warnings.warn(f"{name!r} is now called {today!r}", DeprecationWarning, stacklevel=2)
-            return getattr(self, today)
-        return vars(self).get("_options", {}).get(name, default)  # given to a plugin that it leaves out
-
-    def __setattr__(self, name: str, value: object) -> None:
-        own = name.startswith("_") or name in ("loop", "plugins") or hasattr(type(self), name)
-        if not own and name in self._known():
-            raise AttributeError(
-                f"options are set at construction, Trainer({name}=...), or for one run, fit(..., {name}=...)"
-            )
-        super().__setattr__(name, value)
-
-    def _known(self) -> dict[str, tuple[str, Any]]:
-        """Every option by its keywords, old ones too: today's keyword, and the default."""
-        if "_keywords" not in vars(self):
-            options = known_options(discover(), [type(plugin) for plugin in self._live])
-            self._keywords = {name: (option.keyword, option.field.default) for name, option in options.items()}
-        return self._keywords
-
-    @property
-    def _live(self) -> Sequence[Plugin]:
-        return self.loop.plugins if self.loop else self.plugins
 
     @property
     def _world(self) -> World:

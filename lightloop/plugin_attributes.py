@@ -1,0 +1,75 @@
+"""What a Trainer has from its plugins: their options, what they offer, and the plugins themselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from lightloop.discovery import discover
+from lightloop.loop import Loop
+from lightloop.options import known_options, nearest
+from lightloop.plugin import Plugin, options_of
+
+
+class PluginAttributes:
+    """Every option by its keyword, what a live plugin offers, and the live plugin of a group or tag.
+
+    Such as ``trainer.max_epochs``, ``trainer.run_dir`` (:attr:`lightloop.Plugin.offers`) and ``trainer.logger``, which is
+    None where there is none.
+    """
+
+    loop: Loop | None
+    plugins: list[Plugin]
+
+    def plugin(self, name: str) -> Plugin | None:
+        """The plugin of that name that is live in the latest run, or None."""
+        return next((plugin for plugin in self._live if plugin.name == name), None)
+
+    @property
+    def _live(self) -> Sequence[Plugin]:
+        return self.loop.plugins if self.loop else self.plugins
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("loop", "plugins"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        for plugin in self._live:
+            if name in plugin.offers:
+                return getattr(plugin, plugin.offers[name])
+        for plugin in self._live:
+            if (field := options_of(type(plugin)).get(name)) is not None:
+                return getattr(plugin, field.name)
+        for plugin in self._live:
+            if name != plugin.name and name in plugin.called():
+                return plugin
+        return self._of_no_live_plugin(name)
+
+    def _of_no_live_plugin(self, name: str) -> Any:
+        """An option of a plugin that is not live, also by an old name, or None for a group or tag."""
+        known = self._known_options()
+        if name in known:
+            today, default = known[name]
+            if today != name:
+                warnings.warn(f"{name!r} is now called {today!r}", DeprecationWarning, stacklevel=3)
+                return getattr(self, today)
+            return vars(self).get("_options", {}).get(name, default)  # given to a plugin that it leaves out
+        installed = [found.plugin for found in discover().values() if found.plugin]
+        if any(name in plugin.called() - {plugin.name} for plugin in installed):
+            return None
+        names = {*dir(self), *(today for today, _ in known.values()), *(each for p in self._live for each in p.offers)}
+        raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, names)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        own = name.startswith("_") or name in ("loop", "plugins") or hasattr(type(self), name)
+        if not own and name in self._known_options():
+            raise AttributeError(
+                f"options are set at construction, Trainer({name}=...), or for one run, fit(..., {name}=...)"
+            )
+        super().__setattr__(name, value)
+
+    def _known_options(self) -> dict[str, tuple[str, Any]]:
+        """Every option by its keywords, old ones too: today's keyword, and the default."""
+        if "_keywords" not in vars(self):
+            options = known_options(discover(), [type(plugin) for plugin in self._live])
+            self._keywords = {name: (option.keyword, option.field.default) for name, option in options.items()}
+        return self._keywords
