@@ -67,8 +67,9 @@ lint: $(STAMP)  ## Check style, format and the layers of imports
 types: $(STAMP)  ## Check the types of core and plugins
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## Measure what the loop costs per batch
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/loop.py $(ARGS)
+bench: $(STAMP)  ## Measure what a batch costs beside other libraries: make bench ARGS=--quick
+	@python=$$(PYTHON=$(PYTHON) bash scripts/peers_env.sh) && \
+		OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compare.py --python $$python $(ARGS)
 
 docs: $(VENV)/.stamp-docs  ## Build the documentation; a warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)

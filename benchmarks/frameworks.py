@@ -1,6 +1,6 @@
 """One training, written for each framework as its documentation advises; run by compare.py in a process of its own.
 
-    python benchmarks/frameworks.py FRAMEWORK    reads {"case": ..., "batches": ...} from stdin, a line a run
+    python benchmarks/frameworks.py FRAMEWORK    reads {"case": ..., "batches": ..., "weights": FILE} from stdin, a line a run
 
 The task, the cases and the clock are those of loop.py. Every function trains on the same batches from the same weights and
 returns ``(net, steps)``; what the framework does not do by itself, such as accumulation in Ignite, the user writes here.
@@ -15,6 +15,7 @@ import warnings
 import torch
 from loop import (
     ACCUMULATE,
+    BARE,
     CLIP,
     LOG_EVERY,
     SAVE_EVERY,
@@ -37,10 +38,10 @@ warnings.filterwarnings("ignore")
 
 def tuned(case, data, folder):
     """The plain loop with every trick of torch's public interface that a user could know."""
-    net = make_net()
+    net = make_net(case)
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
-    if case == "bare":
+    if case in BARE:
         for inputs, labels in data:
             loss = F.cross_entropy(net(inputs), labels)
             loss.backward()
@@ -77,14 +78,14 @@ def tuned(case, data, folder):
 def ignite(case, data, folder):
     from ignite.engine import Engine, Events
 
-    net = make_net()
+    net = make_net(case)
     optimizer = make_optimizer(net.parameters())
     schedule, rows = make_schedule(optimizer), []
 
     def update(engine, batch):
         inputs, labels = batch
         loss = F.cross_entropy(net(inputs), labels)
-        if case == "bare":
+        if case in BARE:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -102,7 +103,7 @@ def ignite(case, data, folder):
         return loss.detach()
 
     engine = Engine(update)
-    if case != "bare":
+    if case not in BARE:
         engine.add_event_handler(
             Events.ITERATION_COMPLETED(every=LOG_EVERY * ACCUMULATE),
             lambda engine: rows.append({"loss": engine.state.output.item()}),
@@ -114,14 +115,14 @@ def ignite(case, data, folder):
             lambda engine: saver.after(engine.state.iteration, engine.state.iteration // ACCUMULATE),
         )
     engine.run(data, max_epochs=1)
-    return net, engine.state.iteration // (1 if case == "bare" else ACCUMULATE)
+    return net, engine.state.iteration // (1 if case in BARE else ACCUMULATE)
 
 
 def accelerate(case, data, folder):
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if case == "bare" else ACCUMULATE)
-    net = make_net()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if case in BARE else ACCUMULATE)
+    net = make_net(case)
     optimizer = make_optimizer(net.parameters())
     net, optimizer, schedule = accelerator.prepare(net, optimizer, make_schedule(optimizer))
     steps, rows, saver = 0, [], Saver(folder, net, optimizer, schedule)
@@ -129,17 +130,17 @@ def accelerate(case, data, folder):
         with accelerator.accumulate(net):
             loss = F.cross_entropy(net(inputs), labels)
             accelerator.backward(loss)
-            if accelerator.sync_gradients and case != "bare":
+            if accelerator.sync_gradients and case not in BARE:
                 norm = accelerator.clip_grad_norm_(net.parameters(), CLIP)
                 if case in ("full", "saving") and (not torch.isfinite(norm) or not torch.isfinite(loss)):
                     raise ValueError("not finite")
             optimizer.step()
-            if case != "bare":
+            if case not in BARE:
                 schedule.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             steps += 1
-            if case != "bare" and steps % LOG_EVERY == 0:
+            if case not in BARE and steps % LOG_EVERY == 0:
                 rows.append({"loss": loss.item()})
         if case == "saving":
             saver.after(index + 1, steps)
@@ -167,12 +168,12 @@ def lightning(case, data, folder):
     class Net(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net = make_net()
+            self.net = make_net(case)
 
         def training_step(self, batch, batch_idx):
             inputs, labels = batch
             loss = F.cross_entropy(self.net(inputs), labels)
-            if case != "bare":
+            if case not in BARE:
                 self.log("loss", loss)
             if case in ("full", "saving") and not torch.isfinite(loss):
                 raise ValueError("not finite")
@@ -189,11 +190,11 @@ def lightning(case, data, folder):
 
         def configure_optimizers(self):
             optimizer = make_optimizer(self.parameters())
-            if case == "bare":
+            if case in BARE:
                 return optimizer
             return [optimizer], [{"scheduler": make_schedule(optimizer), "interval": "step"}]
 
-    more = {} if case == "bare" else {"accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": CLIP}
+    more = {} if case in BARE else {"accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": CLIP}
     if case == "saving":
         every = SAVE_EVERY // ACCUMULATE
         save = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=every)
@@ -201,7 +202,7 @@ def lightning(case, data, folder):
     trainer = lightning.Trainer(
         max_epochs=1,
         accelerator="cpu",
-        logger=False if case == "bare" else Memory(),
+        logger=False if case in BARE else Memory(),
         log_every_n_steps=LOG_EVERY,
         enable_checkpointing=case == "saving",
         enable_progress_bar=False,
@@ -221,7 +222,7 @@ def transformers(case, data, folder):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = make_net()
+            self.net = make_net(case)
 
         def forward(self, inputs, labels):
             return {"loss": F.cross_entropy(self.net(inputs), labels)}
@@ -246,8 +247,10 @@ def transformers(case, data, folder):
 
     net = Net()
     optimizer = make_optimizer(net.parameters())
-    schedule = make_schedule(optimizer) if case != "bare" else torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1)
-    steps = len(data) if case == "bare" else len(data) // ACCUMULATE
+    schedule = (
+        make_schedule(optimizer) if case not in BARE else torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1)
+    )
+    steps = len(data) if case in BARE else len(data) // ACCUMULATE
     more = {"save_strategy": "no", "eval_strategy": "no"}
     if case == "saving":
         more = {"save_strategy": "steps", "save_steps": SAVE_EVERY // ACCUMULATE, "save_total_limit": 2}
@@ -255,10 +258,10 @@ def transformers(case, data, folder):
     arguments = TrainingArguments(
         folder,
         max_steps=steps,
-        gradient_accumulation_steps=1 if case == "bare" else ACCUMULATE,
-        max_grad_norm=0.0 if case == "bare" else CLIP,
+        gradient_accumulation_steps=1 if case in BARE else ACCUMULATE,
+        max_grad_norm=0.0 if case in BARE else CLIP,
         logging_steps=LOG_EVERY,
-        logging_strategy="no" if case == "bare" else "steps",
+        logging_strategy="no" if case in BARE else "steps",
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
@@ -287,15 +290,13 @@ def main():
     torch.set_num_threads(1)
     train = FRAMEWORKS[sys.argv[1]]
     out, sys.stdout = sys.stdout, sys.stderr  # some frameworks print
-    data = make_data(4000)
     for line in sys.stdin:
         asked = json.loads(line)
-        timed = Timed(data[: asked["batches"]])
+        timed = Timed(make_data(asked["batches"], asked["case"]))
         with tempfile.TemporaryDirectory() as folder:
             net, steps = train(asked["case"], timed, folder)
-        weights = torch.cat([parameter.detach().reshape(-1) for parameter in net.parameters()])
-        answer = {"seconds": timed.seconds, "steps": steps, "norm": weights.norm().item()}
-        print(json.dumps(answer), file=out, flush=True)
+        torch.save([parameter.detach() for parameter in net.parameters()], asked["weights"])
+        print(json.dumps({"microseconds": timed.microseconds, "steps": steps}), file=out, flush=True)
 
 
 if __name__ == "__main__":
