@@ -1,19 +1,20 @@
 """What plugin authors use to test: the contracts, a recorder of hooks, ranks, tiny models and data.
 
-:class:`PluginContract` and :func:`assert_order` need pytest, :class:`AcceleratorContract` torch.distributed; they are
-imported when they are asked for.
+:class:`PluginContract` needs pytest, :class:`AcceleratorContract` torch.distributed; they are imported when they are
+asked for.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from lightloop.testing.models import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop.testing.order import assert_order
 from lightloop.testing.recorder import Recorder
 from lightloop.testing.syncs import Sync, count_syncs
 
 if TYPE_CHECKING:
     from lightloop.testing.accelerators import AcceleratorContract
-    from lightloop.testing.contract import PluginContract, assert_order
+    from lightloop.testing.contract import PluginContract
     from lightloop.testing.ranks import run_ranks, values_of
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
 LATER = {
     "AcceleratorContract": "accelerators",
     "PluginContract": "contract",
-    "assert_order": "contract",
     "run_ranks": "ranks",
     "values_of": "ranks",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -256,27 +256,3 @@ def fit_on_rank(contract: type[PluginContract]) -> dict[str, Any]:
     ddp: dict[str, Any] = {} if self.kind().group == "strategy" else {"strategy": "ddp"}
     self.made(self.make(), *(["ddp"] if ddp else []), **ddp).fit(module, self.data())
     return {name: value.detach().cpu() for name, value in module.state_dict().items()}
-
-
-def assert_order(plugins: Iterable[Entry], *names: str, orders: int = 24) -> None:
-    """Assert that ``plugins`` are in the order ``names``, in whichever order they are listed.
-
-    Args:
-        plugins: names, classes and instances, as in ``Trainer(plugins=...)``.
-        names: their names, in the order in which they are called.
-        orders: in how many orders they are listed: all that there are, or so many of them at random.
-    """
-    import itertools
-    import math
-    import random
-
-    listed = list(plugins)
-    few = math.factorial(len(listed)) <= orders
-    draw = random.Random(0)
-    tries = itertools.permutations(listed) if few else (draw.sample(listed, len(listed)) for _ in range(orders))
-    for order in tries:
-        found = [plugin.name for plugin in Trainer(["-*", *order]).plugins]
-        assert found == list(names), f"listed as {[getattr(entry, 'name', entry) for entry in order]}"
-
-
-__all__ = ["PluginContract", "assert_order"]

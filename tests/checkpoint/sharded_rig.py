@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from lightloop import Module, Plugin, Trainer, hookimpl
-from lightloop.testing.accelerators import samples
+from lightloop.testing.accelerator_runs import samples
 from lightloop_plugins.checkpoint import content, local, plugin
 from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.errors import CheckpointError
