@@ -225,7 +225,7 @@ class Hooks:
 
     @hookspec
     def on_step_skipped(self, loop: Loop) -> None:
-        """The window closed without a step; ``loop.skip_reason`` says why, where somebody asked for it.
+        """The window closed without a step; ``loop.skip_step_reason`` says why, where somebody asked for it.
 
         When: in place of after_step.
         May change: whatever the skipper has to set right.

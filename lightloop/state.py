@@ -1,4 +1,4 @@
-"""What a run works on, how far it is, and what is asked of it."""
+"""What a run works on, and how far it is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightloop.control import Control
 from lightloop.data import batch_size, check_loader, size_of
 from lightloop.dispatch import Relay
 from lightloop.gradients import Weight
@@ -29,8 +30,8 @@ Status = Literal["running", "finished", "stopped", "interrupted", "failed"]
 Stage = Literal["fit", "validate", "test", "predict"]
 
 
-class State:
-    """The shared state of a run; every attribute is set here.
+class State(Control):
+    """The shared state of a run; every attribute is set here, but for what is asked of it.
 
     Counters: ``epoch`` and ``batch_idx`` (within the epoch) name the current ones, and between two batches the next;
     ``total_batches``, ``total_pieces``, ``optimizer_steps`` (per optimizer) and ``skipped_steps`` count what is done;
@@ -38,6 +39,7 @@ class State:
     """
 
     def __init__(self, module: nn.Module, hook: Relay, plugins: Sequence[Plugin], stage: Stage = "fit") -> None:
+        super().__init__()
         self.module = module
         self.module_name = type(module).__name__
         """What the user calls its class; a strategy may make another of it."""
@@ -90,14 +92,6 @@ class State:
         """Whether training ends at this batch boundary, by request."""
         self.replaying = False
 
-        self.asked = False
-        """Whether this process may have asked for an end: of training, or of the epoch."""
-        self.stop_reasons: list[str] = []
-        self.interrupt_reason: str | None = None
-        self.end_epoch_reason: str | None = None
-        self.skip_step_reason: str | None = None
-        self.skip_batch_reason: str | None = None
-
         self.step_arguments: dict[str, Argument] = {
             "batch": "loop.piece",
             "batch_idx": "loop.batch_idx",
@@ -113,50 +107,14 @@ class State:
         self._seeds: dict[Any, Tensor] = {}
         self._replays: list[bool] = []
 
-    # ---------------------------------------------------------------------------------------------------- requests
-
-    def stop(self, reason: str) -> None:
-        """Ask for the end of training at the next batch boundary; minimums may delay it, nothing loses it."""
-        self.asked = True
-        if reason not in self.stop_reasons:
-            self.stop_reasons.append(reason)
-
-    def withdraw_stop(self, reason: str) -> None:
-        """Take back a :meth:`stop` that has not happened yet; what others asked for stands."""
-        if reason in self.stop_reasons:
-            self.stop_reasons.remove(reason)
-
-    def interrupt(self, reason: str) -> None:
-        """Ask for the end of training at the next batch boundary, whatever the minimums say."""
-        self.interrupt_reason = self.interrupt_reason or reason
-        self.asked = True
-
-    def end_epoch(self, reason: str) -> None:
-        """Ask for the end of this epoch after this batch; it counts as finished, and the next one follows."""
-        self.end_epoch_reason = self.end_epoch_reason or reason
-        self.asked = True
-
-    def skip_step(self, reason: str) -> None:
-        """Ask, from before_step, that the step is not taken; the window's gradient is dropped."""
-        self.skip_step_reason = self.skip_step_reason or reason
-
-    def skip_batch(self, reason: str) -> None:
-        """Ask, from before_batch, that the batch is passed over; later, that the rest of its pieces are."""
-        self.skip_batch_reason = self.skip_batch_reason or reason
-
     def leave_out(self, plugin: Plugin, *hooks: str) -> None:
-        """Let ``plugin`` bow out of this run, because there is nothing for it to do; or out of some of its ``hooks``.
+        """Take ``plugin`` out of this run, because there is nothing for it to do; or only out of some of its ``hooks``.
 
-        It is then in no call chain any more; only its clean-up hooks are still called.
+        Of one that is out of the run, only the clean-up hooks are still called.
         """
         self.hook.leave(plugin, *hooks)
 
     # ----------------------------------------------------------------------------------------------------- answers
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why training is to end, if somebody asked for it: an interrupt's reason, or that of the first to ask."""
-        return self.interrupt_reason or (self.stop_reasons[0] if self.stop_reasons else None)
 
     def select(self, index: int) -> None:
         """Make optimizer ``index`` the current one: ``loop.optimizer_idx``, ``loop.optimizer`` and ``loop.window``."""
