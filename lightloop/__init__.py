@@ -3,7 +3,7 @@
 from lightloop.data import batch_size, size_of, with_is_last
 from lightloop.discovery import discover
 from lightloop.dispatch import Relay
-from lightloop.evaluation import Evaluation, eval_loaders, evaluate, keep_random
+from lightloop.evaluation import Evaluation, eval_loaders, evaluate
 from lightloop.found import Found, PluginError
 from lightloop.gradients import clip_norm_, scale_, total_norm
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
@@ -13,7 +13,7 @@ from lightloop.module import Module
 from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin, option
-from lightloop.seeding import seed_everything
+from lightloop.randomness import keep_random, seed_everything
 from lightloop.stash import Key, Stash
 from lightloop.steps import Step, bind, bind_call, defined
 from lightloop.toolkit.amounts import seconds_of

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from torch import nn
 
 from lightloop.data import as_loaders, check_loader, with_is_last
 from lightloop.metrics import Running
+from lightloop.randomness import keep_random
 from lightloop.steps import Argument, Step, bind, defined
 
 if TYPE_CHECKING:
@@ -168,34 +167,3 @@ def _random_kept() -> Iterator[None]:
         yield
     finally:
         put_back()
-
-
-def keep_random() -> Callable[[], None]:
-    """Remember where the random numbers of Python, numpy (if it is there), the CPU and the accelerator are.
-
-    Returns:
-        What puts them back to there.
-    """
-    python, cpu = random.getstate(), torch.get_rng_state()
-    numpy = sys.modules.get("numpy")
-    legacy = numpy.random.get_state() if numpy else None
-    accelerator = _accelerator_module()
-    states = [accelerator.get_rng_state(index) for index in range(accelerator.device_count())] if accelerator else []
-
-    def put_back() -> None:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if numpy:
-            numpy.random.set_state(legacy)
-        for index, state in enumerate(states):
-            accelerator.set_rng_state(state, index)
-
-    return put_back
-
-
-def _accelerator_module() -> Any:
-    """The ``torch.cuda``-like module of the accelerator that has been used, if any."""
-    device = torch.accelerator.current_accelerator()
-    backend = getattr(torch, device.type, None) if device is not None else None
-    used = backend is not None and getattr(backend, "is_initialized", lambda: True)()
-    return backend if used and hasattr(backend, "get_rng_state") and hasattr(backend, "device_count") else None

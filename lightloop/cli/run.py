@@ -23,7 +23,7 @@ from lightloop.hookspecs import hookimpl
 from lightloop.loop import Loop
 from lightloop.order import OrderError
 from lightloop.plugin import Plugin
-from lightloop.seeding import seed_everything
+from lightloop.randomness import seed_everything
 from lightloop.state import Stage
 from lightloop.trainer import Result, Trainer
 
