@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 Interval = Literal["step", "epoch", "batch"]
 
-
 FORMS = (
     "an optimizer, a list of optimizers, ([optimizers], [lr_schedulers]), or a mapping with 'optimizer' and perhaps "
     "'lr_scheduler', or a list of such mappings"
@@ -59,44 +58,15 @@ def read_setup(returned: Any, module: nn.Module) -> Setup:
     Raises:
         TypeError, ValueError: if it is none of these; the message says what was found.
     """
-    setup = Setup()
-    if isinstance(returned, tuple) and len(returned) == 2 and all(isinstance(part, Sequence) for part in returned):
-        parts: list[Mapping[str, Any]] = [{"optimizer": optimizer} for optimizer in returned[0]]
-        schedulers = list(returned[1])
-    else:
-        parts = [part if isinstance(part, Mapping) else {"optimizer": part} for part in _listed(returned)]
-        schedulers = []
+    parts, schedulers = _parts(returned)
+    optimizers = [_optimizer(part) for part in parts]
     for part in parts:
-        _refuse_unknown(part, {"optimizer", "lr_scheduler", "frequency", "monitor"}, "configure_optimizers")
-        optimizer = part.get("optimizer")
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"configure_optimizers must return {FORMS}; found {optimizer!r}")
-        setup.optimizers.append(optimizer)
-        for scheduler in _listed(part.get("lr_scheduler")):
-            plateau = {"monitor": part["monitor"]} if "monitor" in part else {}
-            schedulers.append(
-                {**plateau, **(scheduler if isinstance(scheduler, Mapping) else {"scheduler": scheduler})}
-            )
-    setup.frequencies = [part["frequency"] for part in parts if "frequency" in part]
-    if setup.frequencies and len(setup.frequencies) != len(parts):
-        raise ValueError(
-            "configure_optimizers gives a frequency to some optimizers but not to all; give one to each or to none"
-        )
-    if any(type(every) is not int or every < 1 for every in setup.frequencies):
-        raise ValueError(
-            f"the frequencies of configure_optimizers must be whole numbers from 1; they are {setup.frequencies}"
-        )
-    if schedulers and not setup.optimizers:
+        monitored = {"monitor": part["monitor"]} if "monitor" in part else {}
+        schedulers += [{**monitored, **_mapping(each, "scheduler")} for each in _listed(part.get("lr_scheduler"))]
+    if schedulers and not optimizers:
         raise ValueError("configure_optimizers returns an lr_scheduler but no optimizer")
-    setup.schedules = [_schedule(scheduler, setup.optimizers) for scheduler in schedulers]
-    _check_parameters(setup.optimizers, module)
-    if not setup.optimizers and any(parameter.requires_grad for parameter in module.parameters()):
-        warnings.warn(
-            f"{type(module).__name__} has no optimizer: batches go forward and nothing is trained. Return one from "
-            "configure_optimizers",
-            stacklevel=2,
-        )
-    return setup
+    _check_optimizers(optimizers, module)
+    return Setup(optimizers, [_schedule(entry, optimizers) for entry in schedulers], _frequencies(parts))
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -110,18 +80,51 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _parts(returned: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """A mapping for each optimizer, and one for each scheduler that was not returned with its optimizer."""
+    if isinstance(returned, tuple) and len(returned) == 2 and all(isinstance(part, Sequence) for part in returned):
+        optimizers, schedulers = returned
+    else:
+        optimizers, schedulers = _listed(returned), []
+    return [_mapping(each, "optimizer") for each in optimizers], [_mapping(each, "scheduler") for each in schedulers]
+
+
 def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _schedule(given: Any, optimizers: list[Optimizer]) -> Schedule:
-    entry = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
-    _refuse_unknown(
-        entry, {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}, "lr_scheduler"
-    )
-    scheduler = entry.get("scheduler")
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {key: value}
+
+
+def _optimizer(part: Mapping[str, Any]) -> Optimizer:
+    _refuse_unknown(part, {"optimizer", "lr_scheduler", "frequency", "monitor"}, "configure_optimizers")
+    optimizer = part.get("optimizer")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"configure_optimizers must return {FORMS}; found {optimizer!r}")
+    return optimizer
+
+
+def _frequencies(parts: Sequence[Mapping[str, Any]]) -> list[int]:
+    frequencies = [part["frequency"] for part in parts if "frequency" in part]
+    if frequencies and len(frequencies) != len(parts):
+        raise ValueError(
+            "configure_optimizers gives a frequency to some optimizers but not to all; give one to each or to none"
+        )
+    if any(type(every) is not int or every < 1 for every in frequencies):
+        raise ValueError(
+            f"the frequencies of configure_optimizers must be whole numbers from 1; they are {frequencies}"
+        )
+    return frequencies
+
+
+def _schedule(given: Mapping[str, Any], optimizers: list[Optimizer]) -> Schedule:
+    entry = {"scheduler": None, **given}
+    known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+    _refuse_unknown(entry, known, "lr_scheduler")
+    scheduler, needs_metric = entry["scheduler"], entry.pop("reduce_on_plateau", False)
     if not hasattr(scheduler, "step") or isinstance(scheduler, type):
         raise TypeError(f"an lr_scheduler must have a step method; found {scheduler!r}")
     owner = getattr(scheduler, "optimizer", optimizers[0])
@@ -130,23 +133,14 @@ def _schedule(given: Any, optimizers: list[Optimizer]) -> Schedule:
         raise ValueError(
             f"the lr_scheduler {type(scheduler).__name__} is of an optimizer that configure_optimizers does not return"
         )
-    schedule = Schedule(
-        scheduler,
-        index,
-        entry.get("interval", "epoch"),
-        entry.get("frequency", 1),
-        entry.get("monitor"),
-        entry.get("strict", True),
-        entry.get("name"),
-    )
+    schedule = Schedule(optimizer_idx=index, **entry)
     if schedule.interval not in get_args(Interval):
         raise ValueError(
             f"an lr_scheduler's interval must be one of {', '.join(get_args(Interval))}; it is {schedule.interval!r}"
         )
     if type(schedule.frequency) is not int or schedule.frequency < 1:
         raise ValueError(f"an lr_scheduler's frequency must be a whole number from 1; it is {schedule.frequency!r}")
-    needs_metric = entry.get("reduce_on_plateau") or type(scheduler).__name__ == "ReduceLROnPlateau"
-    if needs_metric and schedule.monitor is None:
+    if (needs_metric or type(scheduler).__name__ == "ReduceLROnPlateau") and schedule.monitor is None:
         raise ValueError(
             "ReduceLROnPlateau needs a metric: return {'scheduler': ..., 'monitor': 'val_loss'} from configure_optimizers"
         )
@@ -158,7 +152,7 @@ def _refuse_unknown(entry: Mapping[str, Any], known: set[str], where: str) -> No
         raise ValueError(f"{where} has the unknown key {unknown[0]!r}; the known ones are {', '.join(sorted(known))}")
 
 
-def _check_parameters(optimizers: list[Optimizer], module: nn.Module) -> None:
+def _check_optimizers(optimizers: list[Optimizer], module: nn.Module) -> None:
     if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
         raise ValueError("configure_optimizers returns one optimizer twice: it would step twice in each window")
     own = {id(parameter) for parameter in module.parameters()}
@@ -168,3 +162,9 @@ def _check_parameters(optimizers: list[Optimizer], module: nn.Module) -> None:
                 f"{type(optimizer).__name__} has none of the parameters of {type(module).__name__}: training would change nothing. "
                 "Build it from self.parameters() inside configure_optimizers"
             )
+    if not optimizers and any(parameter.requires_grad for parameter in module.parameters()):
+        warnings.warn(
+            f"{type(module).__name__} has no optimizer: batches go forward and nothing is trained. Return one from "
+            "configure_optimizers",
+            stacklevel=3,
+        )
