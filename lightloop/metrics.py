@@ -142,14 +142,16 @@ class Metrics:
 def fetch(values: Mapping[K, Number]) -> dict[K, float]:
     """Turn ``values`` into numbers, waiting once per device and not once per value."""
     numbers = {name: float(value) for name, value in values.items() if not isinstance(value, Tensor)}
-    devices: dict[torch.device, list[K]] = {}
+    devices: dict[torch.device, dict[K, Tensor]] = {}
     for name, value in values.items():
         if isinstance(value, Tensor):
-            devices.setdefault(value.device, []).append(name)
-    for device, names in devices.items():
-        exact = torch.float64 if device.type not in ("mps", "xla") else torch.float32
-        stacked = torch.stack([torch.as_tensor(values[name]).detach().reshape(()).to(exact) for name in names])
-        numbers |= dict(zip(names, stacked.tolist(), strict=True))
+            devices.setdefault(value.device, {})[name] = value if value.ndim == 0 else value.reshape(())
+    for device, kept in devices.items():
+        parts = list(kept.values())
+        if any(part.dtype != parts[0].dtype for part in parts):
+            exact = torch.float64 if device.type not in ("mps", "xla") else torch.float32
+            parts = [part.to(exact) for part in parts]
+        numbers |= dict(zip(kept, map(float, torch.stack(parts).tolist()), strict=True))
     return {name: numbers[name] for name in values}
 
 
