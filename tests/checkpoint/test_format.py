@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
+from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
-from lightloop_plugins.checkpoint.tree import decode, encode, from_json, to_json
+from lightloop_plugins.checkpoint.tree import decode, encode
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.int8]
 DTYPES += [torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16, torch.float8_e8m0fnu]

@@ -15,8 +15,9 @@ from hypothesis.errors import HypothesisWarning
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
+from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 from lightloop_plugins.checkpoint.tensors import from_bytes
-from lightloop_plugins.checkpoint.tree import decode, from_json, to_json
+from lightloop_plugins.checkpoint.tree import decode
 from tests.checkpoint.faults import in_child
 from tests.checkpoint.test_golden import GOLDEN
 

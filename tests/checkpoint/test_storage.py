@@ -64,9 +64,10 @@ def test_what_was_written_comes_back(folder):
 
 def test_the_order_of_calls_is_the_one_that_survives_a_power_cut(folder):
     folder.disk = FaultyDisk()
-    save(folder, 3)
-    file = ["create", "write", "fsync", "close", "size"]
-    many = ["create", *["write"] * 3, "fsync", "close", "size"]
+    large = {name: torch.zeros(100_000) for name in "ab"}  # what is small is written together with its neighbours
+    folder.write(name(3), Content.of({**tree(3), **large}), {"run": "r1", "step": 3, "batch": 6})
+    file = ["create", "write", "fsync", "size", "close"]
+    many = ["create", *["write"] * 4, "fsync", "size", "close"]
     assert folder.disk.calls == ["mkdir", *many, *file, *file, "fsync_directory", "rename", "fsync_directory"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightloop import Loop, Plugin
 from lightloop_plugins._sharding import SHARDING
-from lightloop_plugins.checkpoint import model
+from lightloop_plugins.checkpoint import modules, optimizers
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.random_state import take_global
 from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
@@ -32,15 +32,16 @@ def take(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if (sharding := loop.stash.get(SHARDING)) is not None:
         sharding.prepare()
-    module = model.take_module(loop)
+    every = modules.parameters(loop)
+    module = modules.take_module(loop, every)
     plugins = {plugin.key: take_plugin(plugin) for plugin in loop.plugins}
-    own = take_rank(loop, start)
+    own = take_rank(loop, start, every)
     if loop.world.size > 1:
         own["differs"] = differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
     return {
         "module": module,
-        "optimizers": model.take_optimizers(loop),
-        "schedulers": model.take_schedulers(loop),
+        "optimizers": optimizers.take_optimizers(loop, every),
+        "schedulers": optimizers.take_schedulers(loop),
         "plugins": plugins,
         "counters": {**{name: getattr(loop, name) for name in COUNTERS}, "optimizer_steps": list(loop.optimizer_steps)},
         "stop_reasons": [] if loop.stopping else [each for each in loop.stop_reasons if not _BOUND.match(each)],
@@ -101,7 +102,7 @@ class Restoration:
                 self.state = read_all(self.state, self.sharding)
                 (self.rank,) = self.state["ranks"]
             if self.sharding is not None:
-                self.state["plugins"] = model.split_by_name(self.state["plugins"], model.parameters(loop))
+                self.state["plugins"] = modules.split_by_name(self.state["plugins"], modules.parameters(loop))
             self.plugins = self._migrated(what)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{what} lacks a part or has it in another form: {error!r}") from error
@@ -109,9 +110,9 @@ class Restoration:
     def apply(self) -> None:
         """Weights, optimizers, schedulers and counters, in this order: a scheduler may set what an optimizer has."""
         loop, state = self.loop, self.state
-        model.apply_module(loop, state["module"])
-        model.apply_optimizers(loop, state["optimizers"])
-        model.apply_schedulers(loop, state["schedulers"])
+        modules.apply_module(loop, state["module"])
+        optimizers.apply_optimizers(loop, state["optimizers"])
+        optimizers.apply_schedulers(loop, state["schedulers"])
         for name in COUNTERS:
             setattr(loop, name, state["counters"][name])
         loop.optimizer_steps = list(state["counters"]["optimizer_steps"])
@@ -142,19 +143,19 @@ class Restoration:
         self.state["plugins"] = {**self.state["plugins"], **differs.get("plugins", {})}
 
     def _check(self, what: str) -> None:
-        model.check_module(self.loop, self.state["module"], what)
-        model.check_optimizers(self.loop, self.state["optimizers"], what)
-        model.check_schedulers(self.loop, self.state["schedulers"], what)
+        modules.check_module(self.loop, self.state["module"], what)
+        optimizers.check_optimizers(self.loop, self.state["optimizers"], what)
+        optimizers.check_schedulers(self.loop, self.state["schedulers"], what)
         self._check_counters(what)
-        every = model.parameters(self.loop)
+        every = modules.parameters(self.loop)
         for kind in ("gradients", "waiting"):
             saved = self.rank.get(kind, {})
-            model.check_tensors(saved, {name: every[name] for name in saved}, "gradient", what)
+            modules.check_tensors(saved, {name: every[name] for name in saved}, "gradient", what)
 
     def _apply_gradients(self) -> None:
         """Those that were reduced go to their parameters, and those that were not to whoever waits with them."""
         gradients, waiting = self.rank["gradients"], dict(self.rank.get("waiting", {}))
-        for name, parameter in model.parameters(self.loop).items():
+        for name, parameter in modules.parameters(self.loop).items():
             saved = gradients.get(name)
             if self.sharding is not None and saved is not None and not hasattr(saved, "to_local"):
                 waiting[name], saved = saved, None  # of a run in which nothing was split: this rank's own

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.header import read_header
+from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
-from lightloop_plugins.checkpoint.tree import decode, encode, from_json, to_json
+from lightloop_plugins.checkpoint.tree import decode, encode
 
 OWN = "lightloop"
 """The entry in the metadata of a ``.safetensors`` file that has the hyperparameters."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.strict_json import from_json
 from lightloop_plugins.checkpoint.tensors import KINDS, MAX_HEADER, MAX_TENSORS, OTHERS
-from lightloop_plugins.checkpoint.tree import from_json
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 

@@ -26,6 +26,7 @@ class LocalFolder(Folder):
     def __init__(self, path: str | os.PathLike[str], disk: Disk | None = None) -> None:
         super().__init__(os.fspath(path))
         self.path = Path(path)
+        self._root = os.fspath(path)  # joined as text: a save is half made of paths
         self.disk = disk or Disk()
         self._lock: int | None = None
 
@@ -34,6 +35,9 @@ class LocalFolder(Folder):
             return [name for name in self.disk.names(self.path) if name.startswith(PREFIX) and is_name(name)]
         except FileNotFoundError:
             return []
+
+    def has(self, name: str) -> bool:
+        return os.path.lexists(self._at(name))
 
     def files(self, name: str) -> list[str]:
         return self.disk.names(self.path / name)
@@ -44,22 +48,21 @@ class LocalFolder(Folder):
         return self.disk.read(self.path / name / file, limit)
 
     def write(self, name: str, content: Content, body: Mapping[str, Any]) -> None:
-        temporary = self.path / f"{TEMPORARY}{body['run']}-{name}-{os.getpid()}"
-        if (self.path / name).exists():
+        inside = f"{TEMPORARY}{body['run']}-{name}-{os.getpid()}"
+        temporary = self._at(inside)
+        if self.has(name):
             raise CheckpointError(f"{self.describe(name)} is there already, and is not overwritten")
         try:
             self._look_for_room(content)
-            if temporary.exists():
-                self.disk.remove(temporary)
-            self.disk.mkdir(temporary)
-            files = content.write(self, temporary.name)
-            write_all(self.disk, temporary / MANIFEST, [memoryview(write_manifest(body, files))], hashlib.sha256())
+            self._make(temporary)
+            files = content.write(self, inside)
+            self.put(inside, MANIFEST, [memoryview(write_manifest(body, files))])
             self.disk.fsync_directory(temporary)
-            self.disk.rename(temporary, self.path / name)
-            self.disk.fsync_directory(self.path)
+            self.disk.rename(temporary, self._at(name))
+            self.disk.fsync_directory(self._root)
         except BaseException as error:
             try:
-                if temporary.exists():
+                if os.path.lexists(temporary):
                     self.disk.remove(temporary)
             except OSError:
                 pass  # it is not taken for a checkpoint, and the next start removes it
@@ -67,13 +70,20 @@ class LocalFolder(Folder):
                 raise
             raise CheckpointError(f"{self.describe(name)} is not saved: {self._explain(error, content)}") from error
 
+    def _make(self, temporary: str) -> None:
+        try:
+            self.disk.mkdir(temporary)
+        except FileExistsError:  # a save of this process that failed, and could not be cleared away
+            self.disk.remove(temporary)
+            self.disk.mkdir(temporary)
+
     def put(self, place: str, file: str, parts: Iterable[memoryview]) -> tuple[int, str]:
         digest = hashlib.sha256()
-        return write_all(self.disk, self.path / place / file, parts, digest), digest.hexdigest()
+        return write_all(self.disk, self._at(place, file), parts, digest), digest.hexdigest()
 
     def remove(self, name: str) -> None:
-        dead = self.path / f"{DEAD}{name}-{os.getpid()}"
-        self.disk.rename(self.path / name, dead)
+        dead = self._at(f"{DEAD}{name}-{os.getpid()}")
+        self.disk.rename(self._at(name), dead)
         self.disk.remove(dead)
 
     def set_aside(self, name: str) -> str:
@@ -110,6 +120,9 @@ class LocalFolder(Folder):
                 except OSError as error:
                     warnings.warn(f"{self.place}/{name}, left by a writer that died, stays: {error}", stacklevel=2)
 
+    def _at(self, *names: str) -> str:
+        return "/".join((self._root, *names))
+
     def close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
@@ -125,7 +138,7 @@ class LocalFolder(Folder):
     def _look_for_room(self, content: Content) -> None:
         """Refuse to begin what cannot be finished; a file system may say nothing of its room, or be wrong."""
         try:
-            free = self.disk.free(self.path)
+            free = self.disk.free(self._root)
         except OSError:
             return
         if free is not None and free < content.size + ROOM:
@@ -135,7 +148,7 @@ class LocalFolder(Folder):
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return f"{error.strerror or error}. Older ones are untouched"
         try:
-            free = self.disk.free(self.path)
+            free = self.disk.free(self._root)
         except OSError:
             free = None
         room = "how many are free is unknown" if free is None else f"{free:,} are free"

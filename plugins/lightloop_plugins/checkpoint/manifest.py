@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.tree import from_json, to_json
+from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 
 FORMAT = 1
 """The number of the form in which checkpoints are written; a reader refuses what is higher than it knows."""
@@ -56,7 +56,8 @@ def is_name(name: object) -> bool:
 def write_manifest(body: Mapping[str, Any], files: Mapping[str, tuple[int, str]]) -> bytes:
     """The bytes of MANIFEST.json for ``body`` and ``files``."""
     full = {"format": FORMAT, **body, "files": {name: {"size": size, "sha256": h} for name, (size, h) in files.items()}}
-    return to_json({"body": full, "sha256": hashlib.sha256(to_json(full)).hexdigest()})
+    text = to_json(full)
+    return b'{"body":%b,"sha256":"%b"}' % (text, hashlib.sha256(text).hexdigest().encode())
 
 
 def read_manifest(data: bytes, what: str) -> Manifest:

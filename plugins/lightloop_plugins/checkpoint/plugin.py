@@ -18,7 +18,7 @@ from lightloop_plugins.checkpoint.find import Found, identity, load_newest, load
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.positions import Resumed, epoch_start, innermost, kind_of
 from lightloop_plugins.checkpoint.random_state import set_global
-from lightloop_plugins.checkpoint.record import check_same_run, describe_run, finished
+from lightloop_plugins.checkpoint.record import check_same_run, describe_plugins, describe_run, finished
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content
@@ -102,6 +102,7 @@ class Checkpoint(Plugin):
 
     def _forget(self) -> None:
         self._saver: Saver | None = None
+        self._about: dict[str, Any] = {}
         self._found: Found | None = None
         self._restoration: Restoration | None = None
         self._resume: str | None = None
@@ -224,7 +225,7 @@ class Checkpoint(Plugin):
             self._found.name if asked and self._found else None,
         )
         saver.open()
-        self._saver = saver
+        self._saver, self._about = saver, describe_plugins(loop)
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
@@ -277,6 +278,7 @@ class Checkpoint(Plugin):
             "batch": loop.total_batches,
             "content": "weights" if self.weights_only else "run",
             "exact": exact,
+            **self._about,
             **describe_run(loop),
         }
         value = body["metrics"].get(self.monitor) if self.monitor else None

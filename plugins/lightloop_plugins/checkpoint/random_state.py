@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
+
+_KNOWN: dict[type, bool] = {}
+"""Types of which is known whether they are generators: each save asks it of everything that the module has."""
 
 
 def take_global() -> dict[str, Any]:
@@ -38,12 +42,13 @@ def set_global(state: Mapping[str, Any]) -> None:
             backend.set_rng_state(each.clone(), index)
 
 
-def generators_of(module: nn.Module) -> dict[str, Any]:
-    """Generators that the user keeps in attributes of the module or its parts, by the path to them."""
+def generators_of(parts: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Generators that the user keeps in attributes of the module or its ``parts``, by the path to them."""
     found = {}
-    for path, part in module.named_modules():
+    for path, part in parts.items():
         for name, value in vars(part).items():
-            if _is_generator(value):
+            kind = type(value)
+            if _KNOWN[kind] if kind in _KNOWN else _is_generator(value):
                 found[f"{path}.{name}".lstrip(".")] = value
     return found
 
@@ -103,10 +108,13 @@ def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
         ]
 
 
-def _is_generator(value: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    kinds = (torch.Generator, random.Random, *((numpy.random.Generator,) if numpy else ()))
-    return isinstance(value, kinds)
+def _is_generator(value: Any) -> bool:
+    kind = type(value)
+    if (known := _KNOWN.get(kind)) is None:
+        numpy = sys.modules.get("numpy")
+        kinds = (torch.Generator, random.Random, *((numpy.random.Generator,) if numpy else ()))
+        known = _KNOWN[kind] = issubclass(kind, kinds)
+    return known
 
 
 def _take(generator: Any) -> list[Any]:
@@ -129,7 +137,8 @@ def _set(generator: Any, state: list[Any]) -> None:
 
 def _from_python(state: Any) -> list[Any]:
     version, numbers, gauss = state
-    return [version, torch.tensor(numbers, dtype=torch.int64), gauss]
+    packed = bytearray(struct.pack(f"{len(numbers)}q", *numbers))  # torch.tensor goes through them five times as long
+    return [version, torch.frombuffer(packed, dtype=torch.int64), gauss]
 
 
 def _to_python(state: Any) -> Any:

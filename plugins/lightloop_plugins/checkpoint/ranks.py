@@ -10,22 +10,28 @@ from torch import Tensor
 
 from lightloop import Loop
 from lightloop_plugins._sharding import SHARDING
-from lightloop_plugins.checkpoint.model import parameters
 from lightloop_plugins.checkpoint.positions import position
 from lightloop_plugins.checkpoint.random_state import take_global
 from lightloop_plugins.checkpoint.running import take_metrics, take_window
+from lightloop_plugins.checkpoint.strict_json import to_json
 from lightloop_plugins.checkpoint.tensors import raw
-from lightloop_plugins.checkpoint.tree import Encoded, encode, to_json
+from lightloop_plugins.checkpoint.tree import Encoded, encode
 
 OWN_PARTS = ("buffers", "extra", "generators")
 """Parts of the module's state that a rank may have otherwise than rank 0."""
 
 
-def take_rank(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What each rank has of its own: open windows with their gradients, metrics, the loader's place, random numbers."""
+def take_rank(loop: Loop, start: Mapping[str, Any] | None, every: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What each rank has of its own: windows and their gradients, metrics, the loader's place, random numbers.
+
+    Args:
+        loop: the run.
+        start: what decided the order of the epoch.
+        every: all parameters by name.
+    """
     return {
         "windows": [take_window(window) for window in loop.windows],
-        "gradients": {name: p.grad for name, p in parameters(loop).items() if p.grad is not None},
+        "gradients": {name: p.grad for name, p in every.items() if p.grad is not None},
         "waiting": sharding.waiting() if (sharding := loop.stash.get(SHARDING)) else {},
         "metrics": take_metrics(loop),
         "loader": position(loop.train_loader, loop.batch_idx, start),
@@ -39,7 +45,7 @@ def gather(loop: Loop, own: dict[str, Any]) -> list[Any]:
         return [own]
     if SHARDING not in loop.stash:
         return loop.world.gather(own)
-    encoded = encode(own, {}, ("ranks", str(loop.world.rank)))
+    encoded = encode(own, {}, f"ranks.{loop.world.rank}")
     ranks: list[Any] = [Encoded(each) for each in loop.world.gather(encoded)]
     ranks[loop.world.rank] = own
     return ranks
@@ -62,5 +68,5 @@ def _digest(value: Any) -> str:
     for tensor in tensors.values():
         if tensor.numel() and not hasattr(tensor, "to_local"):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(raw(tensor).numpy().data)
+            digest.update(raw(tensor))
     return digest.hexdigest()

@@ -21,15 +21,21 @@ SHOWN = 200
 """How long the text of an option's value may be."""
 
 
+def describe_plugins(loop: Loop) -> dict[str, Any]:
+    """The plugins in their order with their versions, and what their options are, all through a run."""
+    return {
+        "plugins": [[plugin.key, type(plugin).origin(), type(plugin).state_version] for plugin in loop.plugins],
+        "options": {plugin.key: _options(plugin) for plugin in loop.plugins},
+    }
+
+
 def describe_run(loop: Loop) -> dict[str, Any]:
-    """Versions, plugins in their order, options, metrics, and all else on which the bits of a result depend."""
+    """Where the run is, its metrics, and all around it on which the bits of a result depend."""
     numbers = fetch(loop.metrics.latest)
     return {
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "counters": {"epoch": loop.epoch, "batch_idx": loop.batch_idx, "global_step": loop.global_step},
         "metrics": {name: value if math.isfinite(value) else None for name, value in numbers.items()},
-        "plugins": [[plugin.key, type(plugin).origin(), type(plugin).state_version] for plugin in loop.plugins],
-        "options": {plugin.key: _options(plugin) for plugin in loop.plugins},
         "environment": environment(loop),
     }
 

@@ -31,6 +31,9 @@ class RemoteFolder(Folder):
         found = [name for name in self._listed(self.root) if name.startswith(PREFIX) and is_name(name)]
         return [name for name in found if self.fs.exists(f"{self.root}/{name}/{MANIFEST}")]
 
+    def has(self, name: str) -> bool:
+        return bool(self.fs.exists(f"{self.root}/{name}/{MANIFEST}"))
+
     def files(self, name: str) -> list[str]:
         return self._listed(f"{self.root}/{name}")
 
@@ -43,7 +46,7 @@ class RemoteFolder(Folder):
 
     def write(self, name: str, content: Content, body: Mapping[str, Any]) -> None:
         base = f"{self.root}/{name}"
-        if self.fs.exists(f"{base}/{MANIFEST}"):
+        if self.has(name):
             raise CheckpointError(f"{self.describe(name)} is there already, and is not overwritten")
         try:
             if self.fs.exists(base):  # left by a writer that died before it could commit

@@ -109,11 +109,10 @@ class Saver:
 
     def _name(self, body: Mapping[str, Any], prefix: str) -> str:
         name = f"{prefix}{body['step']:09d}-batch-{body['batch']:09d}"
-        taken = set(self.folder.names())
-        if name in taken:
+        if self.folder.has(name):
             name += f"-{self.run}"
         number, free = 1, name
-        while free in taken:
+        while self.folder.has(free):
             number += 1
             free = f"{name}-{number}"
         return free

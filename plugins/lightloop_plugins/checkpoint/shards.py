@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 from lightloop_plugins.checkpoint.tensors import MAX_TENSORS
-from lightloop_plugins.checkpoint.tree import from_json, to_json
 
 INDEX = "shards.json"
 MAX_COMPARISONS = 100_000

@@ -20,8 +20,9 @@ from lightloop_plugins.checkpoint.manifest import (
     read_manifest,
 )
 from lightloop_plugins.checkpoint.shards import INDEX, Source, read_index
+from lightloop_plugins.checkpoint.strict_json import excess, from_json, to_json
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
-from lightloop_plugins.checkpoint.tree import MAX_JSON, decode, encode, from_json, to_json
+from lightloop_plugins.checkpoint.tree import decode, encode
 
 PREFIX = "step-"
 """How the name of a checkpoint begins."""
@@ -50,14 +51,13 @@ class Content:
         tensors: dict[str, Tensor] = {}
         state = to_json(encode(tree, tensors))
         for name, tensor in tensors.items():
-            if hasattr(tensor, "to_local") and not split:
+            if type(tensor) is not Tensor and hasattr(tensor, "to_local") and not split:
                 raise CheckpointError(
                     f"{name} is one rank's share of a tensor: store it whole, as full_tensor() gives it"
                 )
-        if len(state) > MAX_JSON:
+        if (more := excess(state)) is not None:
             raise CheckpointError(
-                f"the state needs {len(state)} bytes beside its tensors, and {MAX_JSON} can be read back: "
-                "store long lists of numbers as tensors"
+                f"the state has, beside its tensors, {more} back: store long lists of numbers as tensors"
             )
         return cls(state, tensors)
 
@@ -76,7 +76,7 @@ class Content:
     @property
     def size(self) -> int:
         """About how many bytes it takes."""
-        return len(self.state) + sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return len(self.state) + sum(tensor.nbytes for tensor in self.tensors.values())
 
     def files(self) -> dict[str, Iterator[memoryview]]:
         """The bytes of each file, in parts."""
@@ -95,6 +95,10 @@ class Folder(ABC):
     @abstractmethod
     def names(self) -> list[str]:
         """The checkpoints, whatever state they are in."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether there is anything under the name of a checkpoint."""
 
     @abstractmethod
     def read(self, name: str, file: str, limit: int) -> bytearray:

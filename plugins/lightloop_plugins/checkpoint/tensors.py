@@ -6,16 +6,16 @@ the tensors one after another.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.tree import from_json
+from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 
 MAX_HEADER = 10 * 2**20
 """Bytes of a header that are read at most."""
@@ -42,6 +42,21 @@ CODES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
+PIECE = 2**18
+"""Tensors of fewer bytes are written together up to so many."""
+_NUMPYS = frozenset(
+    (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+)
 KINDS = {code: dtype for dtype, code in CODES.items()}
 OTHERS = "dtypes"
 """The entry of the metadata that names the types for which safetensors has no code; they are stored as their bytes."""
@@ -49,38 +64,58 @@ OTHERS = "dtypes"
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
     """The file, in parts; tensors that need more alignment come first, then by name."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    others = {name: str(tensors[name].dtype) for name in names if tensors[name].dtype not in CODES}
-    header: dict[str, Any] = {"__metadata__": {**(metadata or {}), **({OTHERS: json.dumps(others)} if others else {})}}
-    start = 0
-    for name in names:
-        tensor = tensors[name]
-        size = tensor.numel() * tensor.element_size()
-        shape = [*tensor.shape, tensor.element_size()] if name in others else list(tensor.shape)
-        header[name] = {
-            "dtype": CODES.get(tensor.dtype, "U8"),
-            "shape": shape,
-            "data_offsets": [start, start + size],
-        }
-        start += size
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    return _gathered(chain([_header(ordered, metadata)], (raw(tensor) for _, tensor in ordered)))
+
+
+def _header(tensors: list[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> memoryview:
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
+    others, start = {}, 0
+    for name, tensor in tensors:
+        dtype, shape, end = tensor.dtype, list(tensor.shape), start + tensor.nbytes
+        if (code := CODES.get(dtype)) is None:
+            others[name], code, shape = str(dtype), "U8", [*shape, dtype.itemsize]
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+        start = end
+    if others:
+        header["__metadata__"][OTHERS] = to_json(others).decode()
     if not header["__metadata__"]:
         del header["__metadata__"]
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode()
+    text = to_json(header)
     text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER or len(names) > MAX_TENSORS:
-        raise CheckpointError(f"{len(names)} tensors need a header of {len(text)} bytes; {MAX_HEADER} can be read back")
-    yield memoryview(len(text).to_bytes(8, "little") + text)
-    for name in names:
-        if tensors[name].numel():
-            yield raw(tensors[name]).numpy().data
+    if len(text) > MAX_HEADER or len(tensors) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{len(tensors)} tensors need a header of {len(text)} bytes; {MAX_HEADER} can be read back"
+        )
+    return memoryview(len(text).to_bytes(8, "little") + text)
 
 
-def raw(tensor: Tensor) -> Tensor:
-    """The bytes of ``tensor``, row by row, as a tensor on the CPU."""
+def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The same bytes, small parts together: each that is written is a call to the file system."""
+    waiting: list[memoryview] = []
+    length = 0
+    for part in parts:
+        if waiting and length + part.nbytes > PIECE:
+            yield memoryview(b"".join(waiting))
+            waiting, length = [], 0
+        if part.nbytes > PIECE:
+            yield part
+        else:
+            waiting.append(part)
+            length += part.nbytes
+    if waiting:
+        yield memoryview(b"".join(waiting))
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of ``tensor``, row by row."""
+    if tensor.dtype in _NUMPYS:
+        array = tensor.numpy(force=True)
+        return array.data.cast("B") if array.flags.c_contiguous and array.size else memoryview(array.tobytes())
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.dtype.is_complex:
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(torch.uint8)
+    return flat.view(torch.uint8).numpy().data
 
 
 def from_bytes(data: bytearray, what: str) -> dict[str, Tensor]:

@@ -1,20 +1,17 @@
-"""Plain trees as JSON and tensors, and back: no code is stored, and none is run by reading."""
+"""Plain trees as what JSON can hold and tensors, and back: no code is stored, and none is run by reading."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 
-MAX_JSON = 64 * 2**20
-"""Bytes of JSON that are read at most."""
 MAX_DEPTH = 64
 """How deep a tree may be."""
 MAX_DIGITS = 100
@@ -22,8 +19,10 @@ MAX_DIGITS = 100
 
 MARK = "$"
 PLAIN = "None, bool, int, float, str, tensors, and lists, tuples and dicts of these"
-_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_TEXT = {str}
+
+Tensors = dict[str, Tensor]
 
 
 class Encoded:
@@ -33,13 +32,13 @@ class Encoded:
         self.value = value
 
 
-def encode(tree: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
-    """``tree`` as what JSON can hold; its tensors go to ``tensors`` under the path at which they are.
+def encode(tree: Any, tensors: Tensors, path: str = "") -> Any:
+    """``tree`` as what JSON can hold; its tensors go to ``tensors`` under the path at which they are, keys joined by dots.
 
     Raises:
         CheckpointError: if something in it is neither a container, a number, a string nor a tensor; it names the path.
     """
-    return _encode(tree, path, tensors)
+    return _encode(tree, path, tensors, 0)
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -56,84 +55,101 @@ def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(tree)
 
 
-def to_json(value: Any) -> bytes:
-    """The one form in which JSON is written: sorted keys would lose the order of a dict, so they stay as they are."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode()
+# A save goes through some hundred values, nearly all of the types in _ENCODERS: to look one up is what is fast.
 
 
-def from_json(data: bytes, what: str) -> Any:
-    """Read JSON from a stranger: bounded in size, depth and numbers, without duplicate keys or constants such as NaN.
-
-    Raises:
-        CheckpointError: if it is not such; ``what`` names it.
-    """
-    if len(data) > MAX_JSON:
-        raise CheckpointError(f"{what} is damaged or not Lightloop's: {len(data)} bytes of JSON; {MAX_JSON} are read")
-    try:
-        value = json.loads(
-            data.decode("ascii"),
-            object_pairs_hook=_unique,
-            parse_int=_whole,
-            parse_constant=_constant,
-        )
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{what} is damaged or not Lightloop's: {error}") from None
-    _check_depth(value, what)
-    return value
+def _encode(value: Any, path: str, tensors: Tensors, depth: int) -> Any:
+    encoder = _ENCODERS.get(type(value), _encode_other)
+    return value if encoder is None else encoder(value, path, tensors, depth)
 
 
-def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    if len(path) > MAX_DEPTH - 2:
+def _encode_int(value: int, path: str, tensors: Tensors, depth: int) -> Any:
+    return value if -(2**63) <= value < 2**63 else {MARK: "int", "v": str(value)}
+
+
+def _encode_float(value: float, path: str, tensors: Tensors, depth: int) -> Any:
+    return value if math.isfinite(value) else {MARK: "float", "v": repr(value)}
+
+
+def _encode_dict(value: dict[Any, Any], path: str, tensors: Tensors, depth: int) -> Any:
+    if MARK in value or set(map(type, value)) - _TEXT:
+        return _encode_pairs(value, path, tensors, depth)
+    start, made = _start(path, depth), {}
+    for key, item in value.items():
+        encoder = _ENCODERS.get(type(item), _encode_other)
+        made[key] = item if encoder is None else encoder(item, start + key, tensors, depth + 1)
+    return made
+
+
+def _encode_pairs(value: dict[Any, Any], path: str, tensors: Tensors, depth: int) -> Any:
+    if any(isinstance(key, Tensor) for key in value):
+        raise CheckpointError(f"{path or 'the state'}: a tensor cannot be the key of a dict")
+    start = _start(path, depth)
+    pairs = [
+        [_encode(part, f"{start}{key}", tensors, depth + 1) for part in (key, item)] for key, item in value.items()
+    ]
+    return {MARK: type(value).__name__, "v": pairs}
+
+
+def _encode_list(value: Iterable[Any], path: str, tensors: Tensors, depth: int) -> Any:
+    start = _start(path, depth)
+    return [_encode(item, f"{start}{index}", tensors, depth + 1) for index, item in enumerate(value)]
+
+
+def _encode_tuple(value: tuple[Any, ...], path: str, tensors: Tensors, depth: int) -> Any:
+    return {MARK: "tuple", "v": _encode_list(value, path, tensors, depth)}
+
+
+def _encode_tensor(value: Tensor, path: str, tensors: Tensors, depth: int) -> Any:
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         raise CheckpointError(
-            f"{_show(path[:6])} … is nested deeper than {MAX_DEPTH}, or contains itself: store it flat"
+            f"{path or 'the state'}: a tensor must be dense and have values to be stored; this {type(value).__name__} is "
+            f"{value.layout} on {value.device}"
         )
-    if value is None or isinstance(value, (bool, str)):
-        return value if type(value) in (bool, str, type(None)) else str(value)
-    if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**63 else {MARK: "int", "v": str(int(value))}
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {MARK: "float", "v": repr(float(value))}
+    name = path or "the state"
+    while name in tensors:  # two keys may read the same, such as 1 and "1"
+        name += "'"
+    tensors[name] = value.detach() if value.requires_grad else value
+    return {MARK: "tensor", "v": name}
+
+
+def _encode_other(value: Any, path: str, tensors: Tensors, depth: int) -> Any:
+    """A subclass of what can be stored, as what it is a subclass of."""
     if isinstance(value, Tensor):
-        return _encode_tensor(value, path, tensors)
-    if isinstance(value, (torch.dtype, torch.device)):
-        return {MARK: type(value).__name__, "v": str(value)}
-    if type(value) in _MAPPINGS:
-        return _encode_mapping(value, path, tensors)
-    if isinstance(value, Encoded):
-        return value.value
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple, torch.Size):
-        items = [_encode(item, (*path, str(index)), tensors) for index, item in enumerate(value)]
-        return items if type(value) is list else {MARK: "tuple", "v": items}
+        return _encode_tensor(value, path, tensors, depth)
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return _encode(kind(value), path, tensors, depth)
     raise CheckpointError(
-        f"{_show(path)}: {type(value).__module__}.{type(value).__qualname__} cannot be stored; what can is {PLAIN}. "
+        f"{path or 'the state'}: {type(value).__module__}.{type(value).__qualname__} cannot be stored; what can is {PLAIN}. "
         "Turn it into these in state_dict and back in load_state_dict"
     )
 
 
-def _encode_mapping(value: Mapping[Any, Any], path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    kind = _MAPPINGS[type(value)]
-    if kind == "dict" and all(type(key) is str and not key.startswith(MARK) for key in value):
-        return {key: _encode(item, (*path, key), tensors) for key, item in value.items()}
-    pairs = []
-    for key, item in value.items():
-        if isinstance(key, Tensor):
-            raise CheckpointError(f"{_show(path)}: a tensor cannot be the key of a dict")
-        inner = (*path, str(key))
-        pairs.append([_encode(key, inner, tensors), _encode(item, inner, tensors)])
-    return {MARK: kind, "v": pairs}
+def _start(path: str, depth: int) -> str:
+    """How the paths of what is in a container begin."""
+    if depth > MAX_DEPTH - 2:
+        start = ".".join(path.split(".")[:6])
+        raise CheckpointError(f"{start} … is nested deeper than {MAX_DEPTH}, or contains itself: store it flat")
+    return f"{path}." if path else ""
 
 
-def _encode_tensor(value: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
-        raise CheckpointError(
-            f"{_show(path)}: a tensor must be dense and have values to be stored; this {type(value).__name__} is "
-            f"{value.layout} on {value.device}"
-        )
-    name = _show(path)
-    while name in tensors:  # two keys may read the same, such as 1 and "1"
-        name += "'"
-    tensors[name] = value.detach()
-    return {MARK: "tensor", "v": name}
+_ENCODERS: dict[type, Callable[[Any, str, Tensors, int], Any] | None] = {
+    **dict.fromkeys((str, bool, type(None))),  # as they are
+    int: _encode_int,
+    float: _encode_float,
+    dict: _encode_dict,
+    OrderedDict: _encode_pairs,
+    Counter: _encode_pairs,
+    list: _encode_list,
+    tuple: _encode_tuple,
+    torch.Size: _encode_tuple,
+    Tensor: _encode_tensor,
+    nn.Parameter: _encode_tensor,
+    torch.dtype: lambda value, path, tensors, depth: {MARK: "dtype", "v": str(value)},
+    torch.device: lambda value, path, tensors, depth: {MARK: "device", "v": str(value)},
+    Encoded: lambda value, path, tensors, depth: value.value,
+}
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
@@ -178,38 +194,3 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor], int], Any]] = {
     "OrderedDict": _decode_pairs(OrderedDict),
     "Counter": _decode_pairs(lambda pairs: Counter(dict(pairs))),
 }
-
-
-def _show(path: tuple[str, ...]) -> str:
-    return ".".join(path) or "the state"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    return result
-
-
-def _whole(text: str) -> int:
-    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**63:
-        raise ValueError("a whole number does not fit in 64 bits")
-    return value
-
-
-def _constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _check_depth(value: Any, what: str) -> None:
-    level = [value]
-    for _ in range(2 * MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise CheckpointError(f"{what} is damaged or not Lightloop's: it is nested deeper than {2 * MAX_DEPTH}")

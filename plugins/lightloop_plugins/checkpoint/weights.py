@@ -15,7 +15,7 @@ from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.files import read_safetensors, write_safetensors, written
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.manifest import is_name
-from lightloop_plugins.checkpoint.model import split_as
+from lightloop_plugins.checkpoint.modules import split_as
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Shards
 from lightloop_plugins.checkpoint.tree import encode

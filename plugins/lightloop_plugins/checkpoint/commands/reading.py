@@ -19,7 +19,8 @@ from lightloop_plugins.checkpoint.header import Header, read_header
 from lightloop_plugins.checkpoint.manifest import STATE, TENSORS, Manifest
 from lightloop_plugins.checkpoint.remote import RemoteFolder
 from lightloop_plugins.checkpoint.shards import INDEX, read_index
-from lightloop_plugins.checkpoint.tree import decode, from_json
+from lightloop_plugins.checkpoint.strict_json import from_json
+from lightloop_plugins.checkpoint.tree import decode
 
 
 @contextmanager

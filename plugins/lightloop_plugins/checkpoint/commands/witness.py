@@ -98,7 +98,7 @@ def digest(tree: Any) -> str:
         if isinstance(value, Tensor):
             dense = value.to_dense() if value.layout is not torch.strided else value
             sha.update(f"{dense.dtype} {tuple(dense.shape)} ".encode())
-            sha.update(raw(dense).numpy().data if dense.numel() else b"")
+            sha.update(raw(dense))
         elif hasattr(value, "tobytes"):
             sha.update(value.tobytes())
         elif isinstance(value, PLAIN):

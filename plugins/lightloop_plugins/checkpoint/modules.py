@@ -1,0 +1,151 @@
+"""The module as a plain tree: taken, compared with what is there now, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightloop import Loop
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.random_state import check_all, generators_of, set_all, take_all
+
+Parts = Mapping[str, nn.Module]
+
+
+def parameters(loop: Loop) -> dict[str, Tensor]:
+    """Every parameter by name, those that only an optimizer knows too."""
+    named = _first(_parts(loop.module)[1], "_parameters")
+    known = {id(parameter) for parameter in named.values()}
+    for index, optimizer in enumerate(loop.optimizers):
+        for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            if id(parameter) not in known:
+                known.add(id(parameter))
+                named[f"optimizer {index}, parameter {number}"] = parameter
+    return named
+
+
+def take_module(loop: Loop, every: dict[str, Tensor]) -> dict[str, Any]:
+    """Parameters, all buffers, flags, modes, what is tied to what, and generators; ``every`` is all :func:`parameters`."""
+    by_all_names, parts = _parts(loop.module)
+    return {
+        "parameters": every,
+        "buffers": _first(parts, "_buffers"),
+        "transient": sorted(_transient(parts)),
+        "tied": _tied(by_all_names),
+        "requires_grad": {name: parameter.requires_grad for name, parameter in every.items()},
+        "training": {name: part.training for name, part in parts.items()},
+        "extra": {name: part.get_extra_state() for name, part in _with_extra(parts).items()},
+        "generators": take_all(generators_of(parts)),
+    }
+
+
+def check_module(loop: Loop, state: Mapping[str, Any], what: str) -> None:
+    """Refuse a state that is not of such a module, before anything is changed."""
+    every, (by_all_names, parts) = parameters(loop), _parts(loop.module)
+    check_tensors(state["parameters"], every, "parameter", what)
+    check_tensors(state["buffers"], _first(parts, "_buffers"), "buffer", what)
+    if state["tied"] != (tied := _tied(by_all_names)):
+        raise CheckpointError(f"{what}: other parameters are tied to one another there: {state['tied']}; now {tied}")
+    for kind, now in (("requires_grad", every), ("training", parts)):
+        if set(state[kind]) != set(now):
+            raise CheckpointError(f"{what}: its {kind} flags are of other parts than the module has")
+    if set(state["extra"]) != set(_with_extra(parts)):
+        raise CheckpointError(f"{what}: other parts have an extra state there: {', '.join(state['extra'])}")
+    check_all(generators_of(parts), state["generators"], what)
+
+
+def apply_module(loop: Loop, state: Mapping[str, Any]) -> None:
+    """Put back what :func:`take_module` took, into the tensors that are there."""
+    _, parts = _parts(loop.module)
+    with torch.no_grad():
+        for name, parameter in parameters(loop).items():
+            parameter.copy_(split_as(state["parameters"][name], parameter))
+            parameter.requires_grad_(state["requires_grad"][name])
+        for name, buffer in _first(parts, "_buffers").items():
+            buffer.copy_(state["buffers"][name])
+    for name, part in parts.items():
+        part.training = state["training"][name]
+    for name, part in _with_extra(parts).items():
+        part.set_extra_state(state["extra"][name])
+    set_all(generators_of(parts), state["generators"])
+
+
+def check_tensors(saved: Mapping[str, Tensor], now: Mapping[str, Tensor], kind: str, what: str) -> None:
+    """Refuse other names, shapes or types than there are now."""
+    missing, odd = sorted(set(now) - set(saved)), sorted(set(saved) - set(now))
+    if missing or odd:
+        found = [f"without {', '.join(missing[:5])}"] * bool(missing) + [f"with {', '.join(odd[:5])}"] * bool(odd)
+        raise CheckpointError(
+            f"{what} is of another module: {' and '.join(found)} ({len(missing)} {kind}s missing, {len(odd)} unknown). "
+            "Build the module as it was, or load the weights alone"
+        )
+    for name, tensor in now.items():
+        if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+            raise CheckpointError(
+                f"{what} is of another module: {kind} {name} has shape {list(saved[name].shape)} of {saved[name].dtype} there, "
+                f"{list(tensor.shape)} of {tensor.dtype} here"
+            )
+
+
+def split_as(value: Tensor, like: Tensor) -> Tensor:
+    """``value``, split over the ranks as ``like`` is; where nothing is split, itself."""
+    if not hasattr(like, "to_local"):
+        return value
+    from lightloop_plugins.checkpoint.resharded import placed
+
+    return placed(value, like)
+
+
+def split_by_name(tree: Any, every: Mapping[str, Tensor]) -> Any:
+    """``tree`` with each tensor that is under the name of a parameter, and of its shape, split as that one is."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(split_by_name(part, every) for part in tree)
+    if not isinstance(tree, dict):
+        return tree
+    made = {name: split_by_name(part, every) for name, part in tree.items()}
+    for name, part in made.items():
+        if isinstance(part, Tensor) and name in every and part.shape == every[name].shape:
+            made[name] = split_as(part, every[name])
+    return type(tree)(made)
+
+
+def _parts(module: nn.Module) -> tuple[Parts, Parts]:
+    """Every part of the module under each of its names, and under its first alone."""
+    every = dict(module.named_modules(remove_duplicate=False))
+    first = {id(part): name for name, part in reversed(every.items())}
+    return every, {name: part for name, part in every.items() if first[id(part)] == name}
+
+
+def _first(parts: Parts, kind: str) -> dict[str, Tensor]:
+    """Every parameter or buffer of the parts by its first name, as named_parameters() has them, which is slower."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for path, part in parts.items():
+        for name, value in getattr(part, kind).items():
+            if value is not None:
+                found.setdefault(id(value), (f"{path}.{name}" if path else name, value))
+    return dict(found.values())
+
+
+def _tied(by_all_names: Parts) -> dict[str, str]:
+    """The names that mean a parameter which has another name already."""
+    first: dict[int, str] = {}
+    tied = {}
+    for path, part in by_all_names.items():
+        for own, parameter in part._parameters.items():
+            name = f"{path}.{own}" if path else own
+            if parameter is not None and first.setdefault(id(parameter), name) != name:
+                tied[name] = first[id(parameter)]
+    return tied
+
+
+def _transient(parts: Parts) -> set[str]:
+    """The buffers that are in no state_dict."""
+    return {f"{path}.{name}".lstrip(".") for path, part in parts.items() for name in part._non_persistent_buffers_set}
+
+
+def _with_extra(parts: Parts) -> Parts:
+    own = nn.Module.get_extra_state
+    return {name: part for name, part in parts.items() if type(part).get_extra_state is not own}
