@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -81,10 +82,18 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Colle
             raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")
         said[keyword] = name
         if name != keyword:
-            warnings.warn(f"{name!r} is now called {keyword!r}", DeprecationWarning, stacklevel=4)
+            warnings.warn(f"{name!r} is now called {keyword!r}", DeprecationWarning, stacklevel=_outside())
             value = known[name].option.aliases[name](value)
         resolved[keyword] = value
     return resolved
+
+
+def _outside() -> int:
+    """The ``stacklevel`` that has a warning point at the code that called Lightloop: where one is told of what is old."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("lightloop."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from lightloop.discovery import discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import STEPS, Evaluation, evaluate
+from lightloop.listing import Entry, from_environment
 from lightloop.loop import Loop, Operations
 from lightloop.manager import Manager
 from lightloop.metrics import fetch
@@ -21,7 +22,7 @@ from lightloop.module import Module
 from lightloop.plugin import Plugin
 from lightloop.plugin_attributes import PluginAttributes
 from lightloop.run_attributes import RunAttributes
-from lightloop.selection import Entry, Selection, from_environment
+from lightloop.selection import Selection
 from lightloop.state import Stage, Status
 from lightloop.steps import defined
 from lightloop.world import World

@@ -14,9 +14,9 @@ from torch import nn
 
 from lightloop import Plugin, Trainer, discover
 from lightloop.discovery import GROUP
+from lightloop.listing import Entry
 from lightloop.local import LOCAL
 from lightloop.plugin import OPTION, options_of
-from lightloop.selection import Entry
 from lightloop.testing import probes
 from lightloop.testing.imports import import_without_optional
 from lightloop.testing.models import TinyClassifier, classification_batches

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable
 
 from lightloop import Trainer
-from lightloop.selection import Entry
+from lightloop.listing import Entry
 
 
 def assert_order(plugins: Iterable[Entry], *names: str, orders: int = 24) -> None:

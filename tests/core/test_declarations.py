@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from lightloop import Plugin, PluginError, Trainer, discover, hookimpl, hookspec
-from lightloop.selection import Selection, from_environment
+from lightloop.listing import from_environment
+from lightloop.selection import Selection
 from lightloop.testing import Probe, probe_batches
 
 # ---------------------------------------------------------------------------------------------------------- versions

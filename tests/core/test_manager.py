@@ -11,6 +11,7 @@ from lightloop import Found, OrderError, Plugin, PluginError, Trainer, hookimpl,
 from lightloop.loop import Operations
 from lightloop.manager import Manager
 from lightloop.selection import Selection
+from lightloop.testing import Probe, probe_batches
 
 
 def make(name: str, **attributes: Any) -> type[Plugin]:
@@ -159,6 +160,13 @@ def test_an_unknown_keyword_names_the_nearest():
     assert refusal(TypeError, renamed, olds_size=1) == "Trainer has no option 'olds_size'. Did you mean 'new_size'?"
     tagged = make("csv", tags=("logger",))
     assert refusal(TypeError, tagged, loger="csv") == "Trainer has no option 'loger'. Did you mean 'logger'?"
+
+
+def test_an_old_keyword_is_told_of_where_the_user_wrote_it():
+    with pytest.warns(DeprecationWarning, match="is now called 'max_epochs'") as warned:
+        trainer = Trainer(["-*"], max_nb_epochs=1)
+        trainer.fit(Probe(), probe_batches(1), max_nb_epochs=2)
+    assert [warning.filename for warning in warned] == [__file__, __file__]  # elsewhere, Python would not show it
 
 
 def test_two_plugins_that_claim_one_keyword_are_both_named():
