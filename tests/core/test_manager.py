@@ -164,8 +164,7 @@ def test_an_unknown_keyword_names_the_nearest():
 
 def test_an_old_keyword_is_told_of_where_the_user_wrote_it():
     with pytest.warns(DeprecationWarning, match="is now called 'max_epochs'") as warned:
-        trainer = Trainer(["-*"], max_nb_epochs=1)
-        trainer.fit(Probe(), probe_batches(1), max_nb_epochs=2)
+        Trainer(["-*"], max_nb_epochs=1).fit(Probe(), probe_batches(1), max_nb_epochs=2)
     assert [warning.filename for warning in warned] == [__file__, __file__]  # elsewhere, Python would not show it
 
 
