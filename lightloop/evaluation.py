@@ -81,36 +81,41 @@ def evaluate(
     Raises:
         TypeError: if the module has no step for the stage.
     """
-    step = defined(loop.module, STEPS[stage])
-    if step is None and stage == "predict":
-        step = _whole(loop.module)
-    if step is None:
-        raise TypeError(f"{type(loop.module).__name__} has no {STEPS[stage]}: define it, or give no data to {stage}")
-    hook = loop.hook
-    call = bind(step, {**ARGUMENTS, **loop.evaluation_arguments})
-    evaluation = Evaluation(stage, eval_loaders(loop, stage) if loaders is None else loaders, call, sanity)
+    step = bind(_step_of(loop.module, stage), {**ARGUMENTS, **loop.evaluation_arguments})
+    evaluation = Evaluation(stage, eval_loaders(loop, stage) if loaders is None else loaders, step, sanity)
     if not evaluation.loaders:
         return evaluation
     with _aside(loop, sanity), _modes_kept(loop.module), torch.no_grad(), _random_kept():
         loop.evaluation = evaluation
         loop.module.eval()
         try:
-            hook.before_evaluation(loop=loop)  # type: ignore[arg-type]
-            for evaluation.loader_idx, (evaluation.loader_name, loader) in enumerate(evaluation.loaders.items()):
-                evaluation.outputs.append([])
-                for evaluation.batch_idx, (evaluation.batch, evaluation.is_last_batch) in enumerate(
-                    with_is_last(loader)
-                ):
-                    _run_batch(loop, evaluation)
-            evaluation.loader_name = None
-            hook.after_evaluation_batches(loop=loop)  # type: ignore[arg-type]
+            loop.hook.before_evaluation(loop=loop)  # type: ignore[arg-type]
+            _run_batches(loop, evaluation)
+            loop.hook.after_evaluation_batches(loop=loop)  # type: ignore[arg-type]
             evaluation.metrics = loop.metrics.take_epoch(loop.world, keep=not sanity)
         except BaseException as error:
             error.add_note(f"at {loop.place()}")
-            hook.conclude("after_evaluation", error=error, loop=loop)
+            loop.hook.conclude("after_evaluation", error=error, loop=loop)
             raise
-        hook.conclude("after_evaluation", loop=loop)
+        loop.hook.conclude("after_evaluation", loop=loop)
     return evaluation
+
+
+def _step_of(module: nn.Module, stage: Stage) -> Callable[..., Any]:
+    step = defined(module, STEPS[stage])
+    if step is None and stage == "predict":
+        return _whole(module)
+    if step is None:
+        raise TypeError(f"{type(module).__name__} has no {STEPS[stage]}: define it, or give no data to {stage}")
+    return step
+
+
+def _run_batches(loop: State, evaluation: Evaluation) -> None:
+    for evaluation.loader_idx, (evaluation.loader_name, loader) in enumerate(evaluation.loaders.items()):
+        evaluation.outputs.append([])
+        for evaluation.batch_idx, (evaluation.batch, evaluation.is_last_batch) in enumerate(with_is_last(loader)):
+            _run_batch(loop, evaluation)
+    evaluation.loader_name = None
 
 
 def _run_batch(loop: State, evaluation: Evaluation) -> None:
