@@ -35,13 +35,7 @@ def map_leaves(
     if isinstance(tree, PackedSequence) or (is_leaf is not None and is_leaf(tree, path)):
         return function(tree, path)
     if isinstance(tree, Mapping):
-        parts = {key: inner(value, key) for key, value in tree.items()}
-        if not isinstance(tree, MutableMapping):
-            return type(tree)(parts)  # type: ignore[call-arg]
-        mapping = copy.copy(tree)
-        for key, value in parts.items():
-            mapping[key] = value
-        return mapping
+        return _mapping(tree, {key: inner(value, key) for key, value in tree.items()})
     if isinstance(tree, tuple):
         fields = getattr(tree, "_fields", None)
         values = [inner(value, name) for name, value in zip(fields or range(len(tree)), tree, strict=True)]
@@ -56,3 +50,13 @@ def map_leaves(
             object.__setattr__(record, field.name, inner(getattr(tree, field.name), field.name))
         return record
     return function(tree, path)
+
+
+def _mapping(like: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping with ``parts``, of the type of ``like`` and with its other attributes."""
+    if not isinstance(like, MutableMapping):
+        return type(like)(parts)  # type: ignore[call-arg]
+    mapping = copy.copy(like)
+    for key, value in parts.items():
+        mapping[key] = value
+    return mapping
