@@ -49,28 +49,24 @@ def check(arguments: list[str]) -> int:
     fields = options_of(plugin)
     own = {fields[keyword].name: value for keyword, value in options.items() if keyword in fields}
     rest_of = {keyword: value for keyword, value in options.items() if keyword not in fields}
+    values = {"options": json.dumps(own), "others": others, "trainer": json.dumps(rest_of)}
+    done = _run_test(TEST.format(name=said.name, processes=said.processes, **values))
+    print(_report(done.stdout) or done.stdout + done.stderr)
+    return 0 if done.returncode == 0 else 1
+
+
+def _run_test(source: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         test = Path(folder) / "test_contract.py"
-        test.write_text(
-            TEST.format(
-                name=said.name,
-                options=json.dumps(own),
-                others=others,
-                trainer=json.dumps(rest_of),
-                processes=said.processes,
-            ),
-            encoding="utf-8",
-        )
+        test.write_text(source, encoding="utf-8")
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rfE", "--tb=line", "--no-header"]
-        done = subprocess.run(
+        return subprocess.run(
             [*pytest, "-c", os.devnull, f"--rootdir={folder}", str(test)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=False,
         )
-    print(_report(done.stdout) or done.stdout + done.stderr)
-    return 0 if done.returncode == 0 else 1
 
 
 def _report(output: str) -> str:

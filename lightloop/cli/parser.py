@@ -53,11 +53,7 @@ def make_parser(stage: str, arguments: list[str]) -> Any:
             _add_plugin(parser, each, each.plugin)
     _add_kinds(parser, found)
     for what, name in named.items():
-        target = find(name, what)
-        if isinstance(target, type):
-            parser.add_class_arguments(target, f"{what}_args", fail_untyped=False)
-        elif callable(target) and not hasattr(target, "parameters"):
-            parser.add_function_arguments(target, f"{what}_args", fail_untyped=False)
+        _add_arguments_of(parser, find(name, what), what)
     return parser
 
 
@@ -92,6 +88,14 @@ def _add_own(parser: Any, stage: str) -> None:
     add(
         "--output", str, "Where the fitted state_dict, the metrics (JSON) or the predictions (predictions.pt) are kept."
     )
+
+
+def _add_arguments_of(parser: Any, target: Any, what: str) -> None:
+    """Those with which the module's class, or the function that gives the data, is called."""
+    if isinstance(target, type):
+        parser.add_class_arguments(target, f"{what}_args", fail_untyped=False)
+    elif callable(target) and not hasattr(target, "parameters"):
+        parser.add_function_arguments(target, f"{what}_args", fail_untyped=False)
 
 
 def _add_plugin(parser: Any, found: Found, plugin: type[Plugin]) -> None:
