@@ -168,7 +168,7 @@ class Unlucky(Plugin):
 def train(run: Run) -> dict[str, Any]:
     """Do ``run`` in this process, and tell what came of it."""
     module, watch, count = Blocks(), Watch(), Count()
-    meter, rank = Meter(count), int(os.environ.get("RANK", "0"))
+    meter = Meter(count)
     plugins = [
         "-*",
         "in_step",
@@ -182,12 +182,8 @@ def train(run: Run) -> dict[str, Any]:
         Unlucky(run.case),
     ]
     trainer = Trainer(plugins, **{**run.options, **run.more})
-    data: Any = DataLoader(samples(BATCHES * SIZE * run.ranks), batch_size=run.batch_size)
-    if run.case in ("uneven", "endless"):
-        own = list(DataLoader(samples(5 * SIZE), batch_size=SIZE))[: 5 if rank == 0 else 4]
-        data = own if run.case == "uneven" else Unsized(own)
     with count:
-        result = trainer.fit(module, data, DataLoader(samples(7), batch_size=2))
+        result = trainer.fit(module, data_of(run), DataLoader(samples(7), batch_size=2))
     return {
         "weights": {name: value.detach().cpu() for name, value in module.state_dict().items()},
         "losses": torch.stack(watch.losses).tolist(),
@@ -198,6 +194,14 @@ def train(run: Run) -> dict[str, Any]:
         "status": (result.status, result.reason, result.global_step),
         "val": (result.metrics.get("val_loss"), result.metrics.get("seen")),
     }
+
+
+def data_of(run: Run) -> Any:
+    """What is trained on: the same for all ranks to share, or, uneven, five batches on rank 0 and four on each other."""
+    if run.case not in ("uneven", "endless"):
+        return DataLoader(samples(BATCHES * SIZE * run.ranks), batch_size=run.batch_size)
+    own = list(DataLoader(samples(5 * SIZE), batch_size=SIZE))[: 5 if os.environ.get("RANK", "0") == "0" else 4]
+    return own if run.case == "uneven" else Unsized(own)
 
 
 class Unsized:
