@@ -39,8 +39,8 @@ KINDS = {
         "whole_batches",
     ),
     "what is kept and shown": (
-        *("checkpoint", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss", "progress"),
-        *("model_summary", "throughput", "device_stats", "profiler", "trace"),
+        *("checkpoint", "resume", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss"),
+        *("progress", "model_summary", "throughput", "device_stats", "profiler", "trace"),
     ),
     "your own code": ("callbacks", "module_hooks", "old_names", "lightning", "lightning_data", "lightning_epoch_end"),
 }

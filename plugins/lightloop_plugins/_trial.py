@@ -34,6 +34,7 @@ ASIDE = (
     "nonfinite_async",
     "profiler",
     "progress",
+    "resume",
     "run_dir",
     "running_loss",
     "swa",

@@ -25,6 +25,7 @@ class FastDevRun(Plugin):
         "limits",
         "logger",
         "overfit",
+        "resume",
         "rhythmic_validation",
         "time_limit",
     )

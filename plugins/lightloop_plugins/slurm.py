@@ -11,7 +11,7 @@ from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
 from lightloop_plugins._handlers import Handlers
-from lightloop_plugins.checkpoint.plugin import RESUME
+from lightloop_plugins.checkpoint.handover import RESUME
 from lightloop_plugins.run_dir import RUN_VERSION
 
 INTERACTIVE = ("bash", "interactive")
@@ -36,7 +36,7 @@ class Slurm(Plugin):
     name = "slurm"
     after = ("strategy", "signals")
     before = ("run_dir", "checkpoint")
-    requires = ("run_dir", "checkpoint")
+    requires = ("run_dir", "checkpoint", "resume")
 
     requeue: bool = option(
         False,

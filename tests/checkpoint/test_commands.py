@@ -651,14 +651,12 @@ def test_what_a_trainer_goes_on_from_is_not_loaded_by_its_evaluations(tmp_path):
 
 def test_the_best_where_nothing_is_saved_or_ranked_is_an_error(tmp_path):
     data = classification_batches(2)
-    with pytest.raises(
-        ValueError, match=r"resume \(checkpoint.resume\) must be a path where enable_checkpointing=False"
-    ):
-        Trainer(QUIET, enable_checkpointing=False).test(Scored(), data, resume="best")
-    with pytest.raises(
-        CheckpointError, match="no run of this experiment has saved a checkpoint: fit with monitor= first"
-    ):
-        Trainer(QUIET, default_root_dir=tmp_path).test(Scored(), data, resume="best")
+    for saves in (False, True):
+        trainer = Trainer(QUIET, default_root_dir=tmp_path, enable_checkpointing=saves)
+        with pytest.raises(
+            CheckpointError, match="no run of this experiment has saved a checkpoint: fit with monitor= first"
+        ):
+            trainer.test(Scored(), data, resume="best")
     trainer = Trainer(QUIET, default_root_dir=tmp_path)
     trainer.fit(Scored(), data)
     with pytest.raises(

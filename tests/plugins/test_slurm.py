@@ -16,7 +16,7 @@ from lightloop_plugins.slurm import Slurm, job_id
 from tests.checkpoint.rig import LOADERS, Net, outcome, scramble
 from tests.signalled import Signalled
 
-BARE = ["-*", "run_dir", "checkpoint"]
+BARE = ["-*", "run_dir", "checkpoint", "resume"]
 SCONTROL = """#!/bin/sh
 if [ "$1" = show ]; then
     echo "JobId=$3 JobState=${{STATE:-RUNNING}} Reason=${{REASON:-None}} PreemptTime=None"

@@ -10,7 +10,6 @@ from typing import Any
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import Manifest
 from lightloop_plugins.checkpoint.retention import score_of
-from lightloop_plugins.checkpoint.saver import new_run
 from lightloop_plugins.checkpoint.storage import Folder, Shards
 
 
@@ -119,16 +118,9 @@ def _pass_over(folder: Folder, bad: dict[str, CheckpointError], aside: bool) -> 
         warnings.warn(f"{error}; passed over{kept}", stacklevel=4)
 
 
-def identity(found: Found | None, place: str, auto: bool) -> str:
-    """What a run that saves in ``place`` is called: as the one that it goes on with, unless that has a later past there."""
-    if found is None or found.folder.place != place:
-        return new_run()
-    later = [name for name in found.folder.names() if name != found.name and name > found.name]
-    return new_run() if not auto and any(_of_its_run(found, name) for name in later) else found.manifest.run
-
-
-def _of_its_run(found: Found, name: str) -> bool:
+def is_of_run(folder: Folder, name: str, run: str) -> bool:
+    """Whether a checkpoint can be read, and is of ``run``."""
     try:
-        return found.folder.manifest(name).run == found.manifest.run
+        return folder.manifest(name).run == run
     except CheckpointError:
         return False

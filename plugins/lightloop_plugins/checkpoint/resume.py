@@ -1,0 +1,153 @@
+"""Go on from a checkpoint as if the run had never stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Generator
+from typing import Any
+
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop_plugins.checkpoint.chosen import begin_with, load_for_evaluation
+from lightloop_plugins.checkpoint.content import Restoration
+from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
+from lightloop_plugins.checkpoint.handover import DIRECTORY, EPOCH_START, RESUME, RESUMED, Resumption
+from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.positions import Resumed, innermost, kind_of
+from lightloop_plugins.checkpoint.random_state import set_global
+from lightloop_plugins.checkpoint.record import check_same_run, finished
+from lightloop_plugins.checkpoint.remote import folder_of
+from lightloop_plugins.checkpoint.weights import FOLDER, load_path
+from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
+
+log = logging.getLogger("lightloop")
+
+
+class Resume(Plugin):
+    """Go on from a checkpoint, to the bit; or, in an evaluation, take the weights that are in one.
+
+    Everything is verified and held against the run first; then it is put back in the order in which the parts depend on
+    one another, and once more what a plugin has changed while it got ready. Random numbers come last.
+    """
+
+    name = "resume"
+    after = ("checkpoint", "run_dir", "accelerator", "strategy")
+    requires = ("run_dir",)
+    default = True
+
+    place: str | os.PathLike[str] | None = option(
+        None,
+        "Go on from a checkpoint: its path, a folder of them, or 'auto' for the newest of this experiment, if there is one; "
+        "given to an evaluation, whose weights to take: 'best' as well.",
+        flag="resume",
+        aliases=("resume_from_checkpoint", "ckpt_path"),
+    )
+    strict: bool = option(
+        False, "Refuse to resume where plugins or the environment differ, instead of a warning.", flag="resume_strict"
+    )
+
+    def check(self) -> None:
+        self._fitted = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._asked: str | None = None
+        self._restoration: Restoration | None = None
+
+    @hookimpl
+    def setup(self, loop: Loop) -> None:
+        self._forget()
+        self._asked = loop.stash.get(RESUME) if self.place is None else os.fspath(self.place)
+        if self.place is not None and RESUME in loop.stash:
+            del loop.stash[RESUME]
+        if loop.stage == "fit":
+            for plugin in loop.trainer.plugins:
+                if isinstance(plugin, Resume):
+                    plugin._fitted = True
+        elif self.place is not None and not self._is_for_fits(loop):
+            what = load_for_evaluation(loop.module, self.place, self._places(loop))
+            log.info("evaluated are the weights of %s", what)
+        if loop.stage != "fit" or self._asked is None:
+            loop.leave_out(self)
+
+    def _is_for_fits(self, loop: Loop) -> bool:
+        """Whether the option is none of an evaluation: a Trainer's own "auto", and its path once it has had a fit."""
+        own = [plugin for plugin in loop.trainer.plugins if isinstance(plugin, Resume) and plugin.place == self.place]
+        for_fits = self.place == "auto" or any(plugin._fitted for plugin in own)
+        return bool(own) and for_fits and self.place != "best"
+
+    @hookimpl(wrapper=True)
+    def before_fit(self, loop: Loop) -> Generator[None, None, None]:
+        found = self._find(loop)
+        weights_alone = begin_with(loop.module, str(self._asked), found, self.strict, loop.world.is_main)
+        if found is None or weights_alone:
+            yield
+            return
+        what = found.folder.describe(found.name)
+        check_same_run(loop, what, found.manifest.body, self.strict)
+        self._restoration = Restoration(loop, found.state, what)
+        self._restoration.apply()
+        yield  # plugins get ready for a fit that begins; what they were is put back after
+        self._restoration.finish()
+        loop.stash[RESUMED] = Resumption(found, self._asked == "auto")
+        if isinstance(found.folder, LocalFolder) and found.folder.path.name == FOLDER:
+            loop.stash[RUN_DIR] = found.folder.path.parent
+        log.info("resumed from %s: epoch %d, batch %d, step %d", what, loop.epoch, loop.batch_idx, loop.global_step)
+
+    def _find(self, loop: Loop) -> Found | None:
+        found = self._load(loop) if loop.world.is_main else None
+        if loop.world.size > 1:
+            chosen = loop.world.broadcast(None if found is None else (found.folder.place, found.name))
+            if chosen is not None and found is None:
+                found = load_one(folder_of(chosen[0]), chosen[1], shards="unread")
+        return found
+
+    def _load(self, loop: Loop) -> Found | None:
+        if self._asked == "best":
+            raise CheckpointError(
+                "resume='best' is for evaluation, test(module, data, resume='best'): training goes on from a path, or from "
+                "'auto', which is the newest checkpoint"
+            )
+        if str(self._asked).endswith(".safetensors"):
+            return None  # weights alone
+        if self._asked != "auto":
+            return load_path(str(self._asked), shards="verified")
+        for place in self._places(loop):
+            if (found := load_newest(folder_of(place), shards="verified")) is not None:
+                return found
+        log.info("resume='auto': there is no checkpoint yet, training begins")
+        return None
+
+    def _places(self, loop: Loop) -> list[str]:
+        """The folders with checkpoints of this experiment, the newest first."""
+        if (directory := loop.stash.get(DIRECTORY)) is not None:
+            return [directory]
+        return [str(path / FOLDER) for path in loop.stash[RUN_FOLDERS]]
+
+    @hookimpl(wrapper=True)
+    def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
+        restoration, self._restoration, loader = self._restoration, None, loop.train_loader
+        if restoration is None:
+            return (yield)
+        rank = restoration.rank
+        loop.stash[EPOCH_START] = rank["loader"].get("start")
+        if not loop.batch_idx and kind_of(innermost(loader)) != "itself":
+            loop.stash[EPOCH_START] = {"global": rank["random"], "generators": rank["loader"].get("now", {})}
+        loop.train_loader = Resumed(loader, loop.batch_idx, rank["loader"], rank["random"])
+        try:
+            return (yield)
+        finally:
+            loop.train_loader = loader
+
+    @hookimpl
+    def after_fit(self, loop: Loop) -> None:
+        if self._restoration is None or loop.status == "failed":
+            return
+        set_global(self._restoration.rank["random"])  # there was nothing left to train
+        if loop.status != "interrupted" and loop.world.is_main:
+            log.warning("%s", finished(loop, str(self._asked)))
+
+    @hookimpl
+    def teardown(self) -> None:
+        self._forget()
