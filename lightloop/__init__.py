@@ -12,7 +12,8 @@ from lightloop.metrics import Metrics, Running, fetch
 from lightloop.module import Module
 from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup
 from lightloop.order import OrderError, in_order
-from lightloop.plugin import Plugin, option
+from lightloop.plugin import Plugin
+from lightloop.plugin_options import option
 from lightloop.randomness import keep_random, seed_everything
 from lightloop.stash import Key, Stash
 from lightloop.steps import Step, bind, bind_call, defined

@@ -11,7 +11,7 @@ import pluggy
 
 from lightloop.dispatch import CLEAN_UP, OWN
 from lightloop.found import PluginError
-from lightloop.options import nearest
+from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightloop.found import Found, PluginError, unsuited
-from lightloop.options import nearest
+from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
 
 Entry = str | type[Plugin] | Plugin

@@ -4,66 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
+
+from lightloop.plugin_options import OPTION, describe, fits, hints_of, type_name
 
 if TYPE_CHECKING:
     from lightloop.hooktypes import Implementations
 else:
     Implementations = object
 
-OPTION = "lightloop.option"
-
 Ranks = Literal["all", "main"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """What is known of a plugin's option beside its type; made by :func:`option`."""
-
-    help: str
-    flag: str | None = None
-    switch: bool = False
-    enables: bool = True
-    aliases: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
-
-    def turns_on(self, value: object, default: object) -> bool:
-        """Whether giving ``value`` asks for the plugin: it differs from the default, or the switch is on."""
-        if self.switch:
-            return bool(value)
-        if not self.enables or value is None or value is False:
-            return False
-        same = value == default
-        return not (same is True and (type(value) is type(default) or not value))
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    flag: str | None = None,
-    switch: bool = False,
-    enables: bool = True,
-    aliases: Iterable[str] | Mapping[str, Callable[[Any], Any]] = (),
-) -> Any:
-    """Declare a field of a :class:`Plugin` that is a constructor argument, a Trainer keyword and a command-line flag.
-
-    Args:
-        default: the value where none is given; it must be immutable.
-        help: one sentence for people: meaning, unit, and which value is off.
-        flag: the keyword; ``<plugin>_<field>`` if None.
-        switch: the value says by itself whether the plugin is live: truthy is on, anything else leaves it out.
-        enables: False for an option that only tunes a plugin that something else turns on.
-        aliases: old keywords, which warn and work; as a mapping, with what makes today's value of an old one.
-    """
-    names = aliases if isinstance(aliases, Mapping) else dict.fromkeys(aliases, _same)
-    return dataclasses.field(default=default, metadata={OPTION: Option(help, flag, switch, enables, names)})
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 # Not field_specifiers=(option,): of a specifier, type checkers see no default that is positional.
@@ -131,10 +82,8 @@ class Plugin(Implementations):
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if OPTION in field.metadata and not fits(value, hints.get(field.name, Any)):
-                wanted = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-                raise TypeError(
-                    f"{describe(type(self), field.name)} must be {wanted}; {value!r} is {type(value).__name__}"
-                )
+                option = describe(type(self), field.name)
+                raise TypeError(f"{option} must be {type_name(field)}; {value!r} is {type(value).__name__}")
         self.check()
 
     def check(self) -> None:
@@ -192,53 +141,3 @@ class Plugin(Implementations):
     def migrate_state(cls, state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
         """Bring a state that an older ``version`` of the plugin gave to today's form."""
         raise ValueError(f"{cls.name}: state of version {version} cannot be read; this is version {cls.state_version}")
-
-
-def options_of(cls: type[Plugin]) -> dict[str, dataclasses.Field[Any]]:
-    """The options of a plugin class by the keyword that sets them on the Trainer."""
-    fields = (field for field in dataclasses.fields(cls) if OPTION in field.metadata)  # type: ignore[arg-type]
-    return {keyword(cls, field): field for field in fields}
-
-
-def keyword(cls: type[Plugin], field: dataclasses.Field[Any]) -> str:
-    """The Trainer keyword of one option: its flag, or ``<plugin>_<field>``."""
-    return field.metadata[OPTION].flag or f"{cls.name}_{field.name}".replace("-", "_")
-
-
-def describe(cls: type[Plugin], name: str) -> str:
-    """How an error names an option: ``gradient_clip_val (clip.max_norm)``."""
-    field = next(field for field in dataclasses.fields(cls) if field.name == name)  # type: ignore[arg-type]
-    return f"{keyword(cls, field)} ({cls.name}.{name})"
-
-
-def fits(value: object, hint: Any) -> bool:
-    """Whether ``value`` is of type ``hint`` as far as that can be told cheaply: a bool is no number, an int is a float."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, part) for part in typing.get_args(hint))
-    if origin is typing.Literal:
-        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(hint))
-    if origin is Callable or origin is type(Callable) or hint is Callable:
-        return callable(value)
-    kind = origin or hint
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is None:
-        return value is None
-    return isinstance(value, kind) if isinstance(kind, type) and kind not in (object, Any) else True
-
-
-def hints_of(cls: type) -> dict[str, Any]:
-    """The types of the options, worked out once per class."""
-    if "_option_types" not in cls.__dict__:
-        cls._option_types = _read_hints(cls)  # type: ignore[attr-defined]
-    return cls._option_types  # type: ignore[attr-defined, no-any-return]
-
-
-def _read_hints(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls)
-    except NameError:  # a hint that only type checkers can resolve: nothing is checked at run time
-        return {}

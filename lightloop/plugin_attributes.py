@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightloop.discovery import discover
+from lightloop.keywords import known_options
 from lightloop.loop import Loop
-from lightloop.options import known_options, nearest
-from lightloop.plugin import Plugin, options_of
+from lightloop.nearest import nearest
+from lightloop.plugin import Plugin
+from lightloop.plugin_options import options_of
 
 
 class PluginAttributes:

@@ -7,10 +7,11 @@ from typing import Any
 
 from lightloop.declarations import check_declarations, undisplaced
 from lightloop.found import Found, PluginError
+from lightloop.keywords import known_options, resolve
 from lightloop.listing import Entry, Listing, is_default_here
-from lightloop.options import known_options, resolve
 from lightloop.order import in_order
-from lightloop.plugin import Plugin, options_of
+from lightloop.plugin import Plugin
+from lightloop.plugin_options import options_of
 
 
 class Selection:

@@ -1,4 +1,4 @@
-"""The door for users: pick the live plugins, make the loop, run it."""
+"""The Trainer, which users call: it picks the live plugins, makes the loop and runs it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightloop import discover
-from lightloop.plugin import OPTION, options_of
+from lightloop.plugin_options import OPTION, options_of
 
 ROOT = Path(__file__).parent.parent
 OURS = {name: found for name, found in discover().items() if found.distribution == "lightloop"}

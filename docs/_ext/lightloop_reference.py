@@ -24,7 +24,7 @@ import lightloop.testing
 from lightloop import Hooks, Plugin, discover
 from lightloop.cli.front import main
 from lightloop.dispatch import CLEAN_UP
-from lightloop.plugin import OPTION, options_of
+from lightloop.plugin_options import OPTION, options_of, type_name
 from lightloop.testing.accelerators import AcceleratorContract
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,8 +263,7 @@ BASES = ("object",)
 
 def about(field: Field[Any]) -> tuple[str, str]:
     """Type and default of an option, as cells."""
-    kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-    return f"`{kind}`".replace("|", r"\|"), f"`{field.default!r}`".replace("|", r"\|")
+    return f"`{type_name(field)}`".replace("|", r"\|"), f"`{field.default!r}`".replace("|", r"\|")
 
 
 def first_line(thing: object) -> str:

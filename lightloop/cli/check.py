@@ -14,8 +14,8 @@ from pathlib import Path
 from lightloop.cli.front import Parser, UsageError
 from lightloop.cli.options import read_options
 from lightloop.discovery import discover
-from lightloop.options import nearest
-from lightloop.plugin import options_of
+from lightloop.nearest import nearest
+from lightloop.plugin_options import options_of
 
 TEST = """import json
 from lightloop.testing import PluginContract

@@ -11,9 +11,9 @@ import torch
 from lightloop.cli.front import Parser
 from lightloop.discovery import discover
 from lightloop.found import Found, PluginError
+from lightloop.keywords import known_options
 from lightloop.loop import Operations
 from lightloop.manager import Manager
-from lightloop.options import known_options
 from lightloop.plugin import Plugin
 
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from lightloop.found import PluginError
 from lightloop.local import LOCAL
-from lightloop.options import nearest
+from lightloop.nearest import nearest
 from lightloop.order import OrderError
 
 GROUP = "lightloop.commands"

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightloop.cli.front import UsageError
 from lightloop.local import import_file
-from lightloop.options import nearest
+from lightloop.nearest import nearest
 
 
 def find(name: str, what: str) -> Any:

@@ -100,7 +100,7 @@ def joined(arguments: list[str], flag: str) -> list[str]:
     return words
 
 
-def read_options_config(arguments: list[str], names: Iterable[str]) -> dict[str, str]:
+def find_values(arguments: list[str], names: Iterable[str]) -> dict[str, str]:
     """The strings that options called ``names`` have on the command line, or else in a config that it names."""
     found: dict[str, str] = {}
     for index, word in enumerate(arguments):

@@ -13,12 +13,14 @@ from typing import Any, NoReturn
 
 from lightloop.cli.front import UsageError
 from lightloop.cli.objects import find
-from lightloop.cli.options import read_options_config
+from lightloop.cli.options import find_values
 from lightloop.cli.plugins import live
 from lightloop.discovery import discover
 from lightloop.found import Found
-from lightloop.options import known_options, nearest
-from lightloop.plugin import OPTION, Plugin, hints_of, options_of
+from lightloop.keywords import known_options
+from lightloop.nearest import nearest
+from lightloop.plugin import Plugin
+from lightloop.plugin_options import OPTION, hints_of, options_of, type_name
 
 PLAIN = (bool, int, float, str, list, tuple, dict, type(None))
 ORDER = (type(None), bool, int, float)
@@ -31,14 +33,14 @@ def make_parser(stage: str, arguments: list[str]) -> Any:
         import jsonargparse
     except ImportError as error:
         raise UsageError(f"lightloop {stage} needs jsonargparse: pip install 'lightloop[cli]'") from error
-    named = read_options_config(arguments, ("module", "data"))
+    named = find_values(arguments, ("module", "data"))
 
     class Parser(jsonargparse.ArgumentParser):
-        options: dict[str, Any]
+        options: dict[str, str]
         old: set[str]
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise UsageError(told(" ".join(message.split()), self.options, self.old)) from ex
+            raise UsageError(reworded(" ".join(message.split()), self.options, self.old)) from ex
 
     usage = f"lightloop {stage} [--config FILE] [--module MODULE:CLASS] [--data MODULE:FUNCTION] [--OPTION VALUE ...]"
     parser = Parser(f"lightloop {stage}", description=_about(stage), usage=usage, allow_abbrev=False)
@@ -57,7 +59,7 @@ def make_parser(stage: str, arguments: list[str]) -> Any:
     return parser
 
 
-def told(message: str, options: Mapping[str, Any], old: Collection[str]) -> str:
+def reworded(message: str, options: Mapping[str, str], old: Collection[str]) -> str:
     """An error of jsonargparse in our words; ``old`` names of options are not proposed."""
     known = {"module", "data", *options}.difference(old)
     if (found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)", message)) is not None:
@@ -65,8 +67,7 @@ def told(message: str, options: Mapping[str, Any], old: Collection[str]) -> str:
     if (found := re.search(r"(?:Key|Option) ['\"]([\w.]+)['\"] is not (?:accepted|expected)", message)) is not None:
         return f"there is no option {found[1]!r}.{nearest(found[1], known)}"
     if (found := re.search(r'Parser key "([\w.]+)".*Given value: (.*)$', message)) is not None:
-        kind = options.get(found[1], "of another type")
-        return f"{found[1]} must be {kind if isinstance(kind, str) else kind.__name__}; it is {found[2]!r}"
+        return f"{found[1]} must be {options.get(found[1], 'of another type')}; it is {found[2]!r}"
     return message
 
 
@@ -109,10 +110,10 @@ def _add_plugin(parser: Any, found: Found, plugin: type[Plugin]) -> None:
         option = field.metadata[OPTION]
         help = f"{option.help} (default: {field.default!r})"
         add(f"--{keyword}", parsable(hints.get(field.name, Any)), help)
-        parser.options[keyword] = field.type
+        parser.options[keyword] = type_name(field)
         for alias in option.aliases:
             add(f"--{alias}", Any, argparse.SUPPRESS)
-            parser.options[alias] = field.type
+            parser.options[alias] = type_name(field)
             parser.old.add(alias)
 
 

@@ -8,8 +8,9 @@ from lightloop.cli.front import Parser, UsageError
 from lightloop.discovery import discover
 from lightloop.found import Found
 from lightloop.hookspecs import Hooks
-from lightloop.options import nearest
-from lightloop.plugin import OPTION, Plugin, options_of
+from lightloop.nearest import nearest
+from lightloop.plugin import Plugin
+from lightloop.plugin_options import OPTION, options_of, type_name
 
 PLACE = ("group", "tags", "before", "after", "requires", "conflicts", "displaces", "works_with", "ranks", "on_failure")
 
@@ -72,8 +73,7 @@ def details(found: Found) -> str:
             lines.append(f"  {attribute:10} {', '.join(value) if isinstance(value, tuple) else value}")
     lines.append(f"  hooks      {', '.join(hooks(plugin)) or 'none'}")
     for keyword, field in options_of(plugin).items():
-        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", field.type)
-        lines += [f"  {keyword}: {kind} = {field.default!r}", f"      {field.metadata[OPTION].help}"]
+        lines += [f"  {keyword}: {type_name(field)} = {field.default!r}", f"      {field.metadata[OPTION].help}"]
     about = (plugin.__doc__ or "").strip().split("\n\n")[0]
     return "\n".join([lines[0], f"  {' '.join(about.split())}", *lines[1:]])
 

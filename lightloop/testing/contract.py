@@ -16,7 +16,7 @@ from lightloop import Plugin, Trainer, discover
 from lightloop.discovery import GROUP
 from lightloop.listing import Entry
 from lightloop.local import LOCAL
-from lightloop.plugin import OPTION, options_of
+from lightloop.plugin_options import OPTION, options_of
 from lightloop.testing import probes
 from lightloop.testing.imports import import_without_optional
 from lightloop.testing.models import TinyClassifier, classification_batches

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from lightloop.found import Found, PluginError
-from lightloop.plugin import OPTION, Option, Plugin, options_of
+from lightloop.nearest import nearest
+from lightloop.plugin import Plugin
+from lightloop.plugin_options import OPTION, Option, options_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +95,3 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("lightloop."):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names what in ``known`` looks most like ``name``; empty where nothing does."""
-    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(repr(each) for each in close)}?" if close else ""
