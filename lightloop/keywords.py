@@ -21,7 +21,8 @@ class Known:
     keyword: str
     plugin: type[Plugin]
     field: dataclasses.Field[Any]
-    distribution: str
+    owner: str
+    """Whose it is, for people: "lightloop's clip"."""
 
     @property
     def option(self) -> Option:
@@ -55,7 +56,7 @@ def known_options(found: Mapping[str, Found], listed: Iterable[type[Plugin]] = (
             for name in (keyword, *field.metadata[OPTION].aliases):
                 if name in known:
                     raise PluginError(
-                        f"two plugins claim the keyword {name!r}: {known[name].distribution} and {owner}. "
+                        f"two plugins claim the keyword {name!r}: {known[name].owner} and {owner}. "
                         f"Leave one out with LIGHTLOOP_WITHOUT={plugin.name}, or uninstall it"
                     )
                 known[name] = Known(keyword, plugin, field, owner)
@@ -72,12 +73,7 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Colle
     said: dict[str, str] = {}
     for name, value in options.items():
         if name not in known:
-            absent = "".join(
-                f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem
-            )
-            kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name}}
-            today = {option.keyword for option in known.values()}
-            raise TypeError(f"Trainer has no option {name!r}.{nearest(name, today | kinds)}{absent}")
+            raise _unknown(name, known, found)
         keyword = known[name].keyword
         if keyword in said:
             raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")
@@ -87,6 +83,13 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Colle
             value = known[name].option.aliases[name](value)
         resolved[keyword] = value
     return resolved
+
+
+def _unknown(name: str, known: Mapping[str, Known], found: Collection[Found]) -> TypeError:
+    today = {option.keyword for option in known.values()}
+    kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name}}
+    absent = [f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem]
+    return TypeError(f"Trainer has no option {name!r}.{nearest(name, today | kinds)}{''.join(absent)}")
 
 
 def _outside() -> int:

@@ -31,8 +31,8 @@ class Option:
             return bool(value)
         if not self.enables or value is None or value is False:
             return False
-        same = value == default
-        return not (same is True and (type(value) is type(default) or not value))
+        same = value == default  # of arrays, not one answer
+        return same is not True or (type(value) is not type(default) and bool(value))  # True is on, where 1 is off
 
 
 def option(
