@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lightloop.toolkit.amounts import read_amount
+from lightloop.toolkit._rhythms import Batches, Epochs, Fractions, Predicate, Rhythm, Schedule, Seconds, Steps
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop
@@ -43,12 +42,12 @@ class Every:
 
     def __init__(self, when: Every | int | float | str | timedelta | Callable[[Loop], Any] | Mapping[int, Any]) -> None:
         self.when: Any = when.when if isinstance(when, Every) else when
-        self._rule = _rule(self.when)
+        self._rhythm = _rhythm(self.when)
 
     @property
     def only_at_epoch_end(self) -> bool:
         """Whether :meth:`due` always says no, so that it need not be asked."""
-        return type(self._rule) is _Epochs
+        return type(self._rhythm) is Epochs
 
     def start(self, loop: Loop) -> None:
         """Begin anew with a fit.
@@ -56,24 +55,24 @@ class Every:
         Raises:
             ValueError: if a fraction of an epoch is asked for and the training loader does not know its length.
         """
-        self._rule = _rule(self.when)
-        self._rule.start(loop)
+        self._rhythm = _rhythm(self.when)
+        self._rhythm.start(loop)
 
     def due(self, loop: Loop) -> bool:
         """Whether to act now, asked once a batch or once a step is done."""
-        return self._rule.due(loop)
+        return self._rhythm.due(loop)
 
     def due_at_epoch_end(self, loop: Loop) -> bool:
         """Whether to act now, asked in ``after_epoch``: an epoch that was broken off is not counted."""
-        return self._rule.due_at_epoch_end(loop)
+        return self._rhythm.due_at_epoch_end(loop)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the rhythm is."""
-        return self._rule.state_dict()
+        return self._rhythm.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where it was."""
-        self._rule.load_state_dict(state)
+        self._rhythm.load_state_dict(state)
 
     def __repr__(self) -> str:
         return f"Every({self.when!r})"
@@ -84,149 +83,7 @@ class Every:
     __hash__ = None  # type: ignore[assignment]
 
 
-class _Rule:
-    """What the kinds of rhythm have in common: marks on a count, each answered once."""
-
-    def __init__(self, every: int = 1) -> None:
-        self.every = every
-        self.seen: int | None = None
-
-    def start(self, loop: Loop) -> None:
-        pass
-
-    def due(self, loop: Loop) -> bool:
-        return False
-
-    def due_at_epoch_end(self, loop: Loop) -> bool:
-        return False
-
-    def passed(self, count: int, before: int) -> bool:
-        """Whether a mark lies between the count last seen, or ``before`` where none was, and ``count``."""
-        seen, self.seen = before if self.seen is None else self.seen, count
-        return count // self.every > seen // self.every
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.seen = state["seen"]
-
-
-class _Steps(_Rule):
-    def due(self, loop: Loop) -> bool:
-        return self.passed(loop.global_step, loop.global_step - loop.stepped if loop.total_batches else 0)
-
-    def due_at_epoch_end(self, loop: Loop) -> bool:
-        return self.due(loop)  # a window may have been closed after the last batch
-
-
-class _Batches(_Rule):
-    def due(self, loop: Loop) -> bool:
-        return self.passed(loop.total_batches + 1, loop.total_batches)
-
-
-class _Epochs(_Rule):
-    def due_at_epoch_end(self, loop: Loop) -> bool:
-        return loop.epoch_finished and self.passed(loop.epoch + 1, loop.epoch)
-
-
-class _Fraction(_Epochs):
-    def __init__(self, fraction: float) -> None:
-        super().__init__()
-        self.fraction = Fraction(fraction).limit_denominator(10**6)
-        self.marks: frozenset[int] = frozenset()
-        self.of_epoch: int | None = None
-
-    def start(self, loop: Loop) -> None:
-        self._read_marks(loop)
-
-    def due(self, loop: Loop) -> bool:
-        if self.of_epoch != loop.epoch:
-            self._read_marks(loop)
-        return loop.batch_idx + 1 in self.marks
-
-    def _read_marks(self, loop: Loop) -> None:
-        size = loop.num_batches
-        if size is None:
-            raise ValueError(
-                f"every {float(self.fraction)} of an epoch cannot be found in a training loader of unknown length: "
-                "say so many batches or steps"
-            )
-        count = math.ceil(1 / self.fraction)
-        self.marks = frozenset(math.ceil(i * size * self.fraction) for i in range(1, count)) - {size}
-        self.of_epoch = loop.epoch
-
-
-class _Seconds(_Rule):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.since = time.monotonic()
-
-    def due(self, loop: Loop) -> bool:
-        now = time.monotonic()
-        up = now - self.since >= self.seconds
-        if loop.world.size > 1:
-            up = loop.world.agree("time" if up else None)[0] is not None
-        if up:
-            self.since = now
-        return up
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"spent": time.monotonic() - self.since}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.since = time.monotonic() - state["spent"]
-
-    def __getstate__(self) -> dict[str, Any]:  # another process has another clock
-        return {"every": self.every, "seen": self.seen, "seconds": self.seconds, **self.state_dict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.every, self.seen, self.seconds = state["every"], state["seen"], state["seconds"]
-        self.load_state_dict(state)
-
-
-class _Predicate(_Rule):
-    def __init__(self, says: Callable[[Loop], Any]) -> None:
-        super().__init__()
-        self.says = says
-
-    def due(self, loop: Loop) -> bool:
-        return bool(self.says(loop))
-
-
-class _Schedule(_Rule):
-    def __init__(self, rules: dict[int, _Rule]) -> None:
-        super().__init__()
-        self.rules = dict(sorted(rules.items()))
-        self.of_epoch: int | None = None
-        self.now = _Rule()
-
-    def start(self, loop: Loop) -> None:
-        for rule in self.rules.values():
-            rule.start(loop)
-
-    def due(self, loop: Loop) -> bool:
-        return self._current(loop).due(loop)
-
-    def due_at_epoch_end(self, loop: Loop) -> bool:
-        return self._current(loop).due_at_epoch_end(loop)
-
-    def _current(self, loop: Loop) -> _Rule:
-        if self.of_epoch != loop.epoch:
-            self.of_epoch = loop.epoch
-            self.now = next((rule for epoch, rule in reversed(self.rules.items()) if epoch <= loop.epoch), _Rule())
-        return self.now
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rules": [rule.state_dict() for rule in self.rules.values()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for rule, its_state in zip(self.rules.values(), state["rules"], strict=True):
-            rule.load_state_dict(its_state)
-
-
-def _rule(when: object) -> _Rule:
+def _rhythm(when: object) -> Rhythm:
     if isinstance(when, bool):
         raise TypeError(f"when to act must be {FORMS}; {when!r} is bool")
     if isinstance(when, int):
@@ -238,9 +95,11 @@ def _rule(when: object) -> _Rule:
     if isinstance(when, Mapping):
         if not when or not all(type(epoch) is int and epoch >= 0 for epoch in when):
             raise ValueError(f"a schedule must be {{epoch from 0: when to act}}; it is {when!r}")
-        return _Schedule({epoch: _rule(each.when if isinstance(each, Every) else each) for epoch, each in when.items()})
+        return Schedule(
+            {epoch: _rhythm(each.when if isinstance(each, Every) else each) for epoch, each in when.items()}
+        )
     if callable(when):
-        return _Predicate(when)
+        return Predicate(when)
     if not isinstance(when, str):
         raise TypeError(f"when to act must be {FORMS}; {when!r} is {type(when).__name__}")
     amount = read_amount(when)
@@ -249,17 +108,14 @@ def _rule(when: object) -> _Rule:
     return _counted(*amount, when)
 
 
-def _counted(unit: str, count: float, when: object) -> _Rule:
+def _counted(unit: str, count: float, when: object) -> Rhythm:
     if not 0 < count < math.inf:
         raise ValueError(f"when to act must be above 0; it is {when!r}")
     if unit == "seconds":
-        return _Seconds(count)
+        return Seconds(count)
     if unit == "epochs" and count < 1:
-        return _Fraction(count)
+        return Fractions(count)
     if count != int(count):
         raise ValueError(f"there are only whole {unit}; when to act is {when!r}")
-    kind = {"steps": _Steps, "batches": _Batches, "epochs": _Epochs}[unit]
+    kind = {"steps": Steps, "batches": Batches, "epochs": Epochs}[unit]
     return kind(int(count))
-
-
-__all__ = ["Every"]
