@@ -20,12 +20,14 @@ class Rhythm:
         self.seen: int | None = None
 
     def start(self, loop: Loop) -> None:
-        pass
+        """Begin with a fit."""
 
     def due(self, loop: Loop) -> bool:
+        """Whether to act after a batch or a step."""
         return False
 
     def due_at_epoch_end(self, loop: Loop) -> bool:
+        """Whether to act in ``after_epoch``."""
         return False
 
     def passed(self, count: int, before: int) -> bool:
@@ -34,9 +36,11 @@ class Rhythm:
         return count // self.every > seen // self.every
 
     def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
         return {"seen": self.seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
         self.seen = state["seen"]
 
 

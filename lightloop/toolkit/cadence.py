@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from lightloop.toolkit.amounts import read_amount
 from lightloop.toolkit._rhythms import Batches, Epochs, Fractions, Predicate, Rhythm, Schedule, Seconds, Steps
+from lightloop.toolkit.amounts import read_amount
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop

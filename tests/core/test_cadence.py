@@ -193,7 +193,7 @@ def test_time_is_counted_from_the_last_mark_and_survives_a_restart(monkeypatch):
     ("text", "seconds"), [("90 s", 90), ("15 min", 900), ("2h", 7200), ("1 day", 86400), ("01:02:03:04", 93784)]
 )
 def test_times_in_words(text, seconds):
-    assert Every(text)._rule.seconds == seconds
+    assert Every(text)._rhythm.seconds == seconds
 
 
 @pytest.mark.parametrize(
