@@ -60,7 +60,8 @@ class Clip(Plugin):
             if needs_closure(optimizer):
                 raise ValueError(
                     f"gradient_clip_val cannot be kept with {type(optimizer).__name__}, which computes gradients anew "
-                    "inside its step, where they are not clipped: leave one of the two out"
+                    "inside its step and must have them as they are: leave gradient_clip_val out (what keeps the steps of LBFGS "
+                    "small is line_search_fn='strong_wolfe'), or use another optimizer"
                 )
 
     @hookimpl

@@ -462,7 +462,7 @@ def test_samplers_that_know_their_rank_are_left_alone():
 
 
 def four(stop):
-    from lightloop.testing.accelerators import Run, interrupted, train
+    from lightloop.testing.accelerator_runs import Run, interrupted, train
 
     run = Run({"strategy": "ddp", "ddp_timeout": 60.0}, {"max_epochs": 2}, ranks=4, plugins=("duration",))
     return interrupted(run, stop) if stop else train(run)

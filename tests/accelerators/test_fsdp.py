@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lightloop import Module, Plugin, Trainer, hookimpl
-from lightloop.testing.accelerators import Blocks, samples
+from lightloop.testing.accelerator_runs import Blocks, samples
 from lightloop.testing.ranks import run_ranks, values_of
 from lightloop_plugins.accelerators._fully_sharded import whole_state
 
@@ -202,6 +202,78 @@ def test_parameters_that_no_loss_depends_on_stay_as_they_are():
         torch.testing.assert_close(found, alone, rtol=0, atol=1e-6)
         assert torch.equal(found["blocks.1.0.weight"], before["blocks.1.0.weight"])
         assert not torch.equal(found["blocks.0.0.weight"], before["blocks.0.0.weight"])
+
+
+class Branches(Blocks):
+    """In validation, or from the third batch on, rank 1 goes through the second block alone; others, through ``other``."""
+
+    def __init__(self, when, other):
+        super().__init__()
+        self.when, self.other, self.batch_idx = when, other, 0
+
+    def forward(self, x):
+        ways = {"the other": self.blocks[:1], "both": self.blocks}
+        for block in self.blocks[1:] if rank() == 1 and self.batch_idx >= 2 else ways[self.other]:
+            x = x + block(x)
+        return self.head(x)
+
+    def training_step(self, batch, batch_idx):
+        self.batch_idx = batch_idx if self.when != "in validation" else 0
+        return super().training_step(batch)
+
+    def validation_step(self, batch):
+        self.batch_idx = 2
+        super().validation_step(batch)
+
+
+def branched(when, other, **options):
+    data = (batches(), batches(1) if when == "in validation" else None)
+    trainer("validation", accumulate_grad_batches=2, **options).fit(Branches(when, other), *data)
+
+
+@pytest.mark.parametrize(
+    ("when", "where"), [("in training", "at epoch 0, batch 3"), ("in validation", "after_evaluation")]
+)
+def test_ranks_that_went_through_different_blocks_take_no_step(when, where):
+    for outcome in run_ranks(branched, 2, when, "the other"):
+        assert "rank 0 came to 'blocks.0' where rank 1 came to 'blocks.1'" in outcome.error
+        assert "look for a branch in forward" in outcome.error
+        assert where in outcome.error
+        assert outcome.seconds < 60, "nobody waited for the time-out"
+
+
+def checked(other):
+    branched("in training", other, fsdp_check_blocks=True)
+
+
+@pytest.mark.parametrize("other", ["the other", "both"])
+def test_where_ranks_go_to_different_blocks_is_named_if_asked_for(other):
+    for outcome in run_ranks(checked, 2, other):
+        assert "rank 0 is in the forward of block 'blocks.0', called from test_fsdp.py:" in outcome.error
+        assert "rank 1 is in the forward of block 'blocks.1', called from test_fsdp.py:" in outcome.error
+        assert "look for a branch in forward" in outcome.error
+        assert "at epoch 0, batch 2" in outcome.error
+
+
+def impatient():
+    branched("in training", "both", fsdp_timeout=10.0)
+
+
+def test_a_block_that_one_rank_leaves_out_ends_both_and_what_tells_more_is_said():
+    outcomes = run_ranks(impatient, 2)
+    assert all(outcome.status not in (0, None) for outcome in outcomes), "gloo ends one process, or both time out"
+    assert any("fsdp_check_blocks=True names it" in (outcome.error or "") for outcome in outcomes)
+
+
+def checks(check):
+    module = Blocks()
+    trainer(fsdp_check_blocks=check, max_epochs=2).fit(module, batches())
+    return module.state_dict()
+
+
+def test_ranks_that_tell_one_another_of_blocks_compute_the_same():
+    for found in values_of(run_ranks(checks, 2, True)):
+        torch.testing.assert_close(found, values_of(run_ranks(checks, 2, False))[0], rtol=0, atol=0)
 
 
 def test_one_process_is_left_alone():

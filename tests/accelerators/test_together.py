@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightloop import Trainer
-from lightloop.testing.accelerators import Blocks, samples
+from lightloop.testing.accelerator_runs import Blocks, samples
 from lightloop.testing.ranks import run_ranks, values_of
 
 pytestmark = pytest.mark.processes

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from lightloop import Key
-from lightloop_plugins.accelerators._control import ControlledWorld
+from lightloop_plugins.accelerators._control import ControlledWorld, RankError
 
 T = TypeVar("T")
 
@@ -32,6 +32,8 @@ NODES: Key[int] = Key("devices.nodes")
 
 WIDE = {torch.bool: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """In which type values are reduced over gloo, for those that it cannot add or adds coarsely."""
+
+FIRST = "the first error was on"
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class ProcessWorld(ControlledWorld):
             else:
                 first = self._first_error()
             if not first.startswith(f"rank {self.rank}:"):
-                error.add_note(f"the first error was on {first}")
+                error.add_note(f"{FIRST} {first}")
             self.store.set(f"knows/{self.rank}", "1")
         except RuntimeError:
             error.add_note("another rank is gone; if it was not killed, its own error is in what it wrote")
@@ -211,6 +213,12 @@ class ProcessWorld(ControlledWorld):
                 dist.destroy_process_group(group)
         self.control = None
         self._groups = []  # gloo tells the others when nobody here holds it any more
+
+
+def unexplained(error: BaseException) -> bool:
+    """Whether it is what the collectives raise, and no rank has said that it failed before."""
+    known = isinstance(error, RankError) or any(note.startswith(FIRST) for note in getattr(error, "__notes__", ()))
+    return _is_lost(error) and not known
 
 
 def _is_lost(error: BaseException) -> bool:

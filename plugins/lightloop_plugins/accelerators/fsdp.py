@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from lightloop import Loop, hookimpl, option, scale_
 from lightloop_plugins._sharding import SHARDING
-from lightloop_plugins.accelerators._distributed import ProcessWorld
+from lightloop_plugins.accelerators._distributed import ProcessWorld, unexplained
 from lightloop_plugins.accelerators._processes import Processes, no_closures
+
+if TYPE_CHECKING:
+    from lightloop_plugins.accelerators._route import Route
 
 
 class Fsdp(Processes):
@@ -23,6 +28,10 @@ class Fsdp(Processes):
     the same on all ranks. Under ``precision="bf16-mixed"`` parameters are gathered in bfloat16 and gradients are
     reduced in float32. Each forward concerns all ranks: evaluation, too, goes through equally many batches, and where samples
     do not divide into as many, some count twice, with a warning.
+
+    All ranks must go through the same blocks, for each block is gathered from all of them. Before a step and after an
+    evaluation they compare which they were, and others are an error. Where one rank gathers less than another, that comes
+    too late: gloo ends processes, or waits until ``timeout``; then ``check_blocks`` names block and line.
 
     When the run ends well, the module has whole, plain parameters again, the same on each rank; meanwhile,
     :func:`whole_state` gives them. Each rank writes its own part of a checkpoint, and reads from it what is its part then,
@@ -38,8 +47,16 @@ class Fsdp(Processes):
         1_000_000, "Without blocks: how many parameters make a module one that is sharded by itself.", enables=False
     )
 
+    check_blocks: bool = option(
+        False,
+        "Have ranks tell one another which block they are about to gather, so that a branch which not all of them take is an "
+        "error that names it; each block then waits for all ranks.",
+        enables=False,
+    )
+
     def check(self) -> None:
         super().check()
+        self._route: Route | None = None
         if self.min_size < 1:
             raise self.refuse("min_size", "a whole number of parameters from 1")
         self._synced = True  # whether backwards reduce now
@@ -52,6 +69,7 @@ class Fsdp(Processes):
             loop.leave_out(self)
             return
         from lightloop_plugins.accelerators._fully_sharded import Parts, blocks_of, shard
+        from lightloop_plugins.accelerators._route import Route
 
         loop.world.in_lockstep = True
         blocks = list(blocks_of(loop.module, set(self.blocks), self.min_size))
@@ -62,6 +80,7 @@ class Fsdp(Processes):
         loop.stash[SHARDING] = Parts(self, loop.module, mesh, loop.world.new_group())
         half = any(each.group == "precision" and getattr(each, "mode", "") == "bf16-mixed" for each in loop.plugins)
         shard(loop.module, blocks, mesh, half)
+        self._route = Route(loop.module, loop.world, self.check_blocks)
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
@@ -78,6 +97,7 @@ class Fsdp(Processes):
 
     @hookimpl
     def before_step(self, loop: Loop) -> None:
+        self._compare()
         if self._waiting:  # a window is closed whose last backward was held
             self._sync(loop.module, True)
             self._waiting = False
@@ -89,17 +109,35 @@ class Fsdp(Processes):
                 scale_(loop.gradients, loop.window.correction(loop.world))
 
     @hookimpl
+    def after_evaluation(self) -> None:
+        self._compare()
+
+    @hookimpl
     def grad_norm(self, loop: Loop, norm_type: float) -> Tensor:
         norm = torch.nn.utils.get_total_norm([each for each in loop.gradients if each.numel()], norm_type)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     @hookimpl
+    def on_error(self, loop: Loop, error: BaseException) -> None:
+        super().on_error(loop, error)
+        if self._route is not None and unexplained(error):
+            error.add_note(
+                "fsdp: if no rank has failed for a reason of its own, they went through different blocks, as by a branch in "
+                "forward that goes by a rank's data: fsdp_check_blocks=True names it"
+            )
+
+    @hookimpl
     def teardown(self, loop: Loop) -> None:
+        self._route = None
         if SHARDING in loop.stash and not self._failed:
             from lightloop_plugins.accelerators._fully_sharded import make_whole
 
             make_whole(loop.module)
         super().teardown(loop)
+
+    def _compare(self) -> None:
+        if self._route is not None:
+            self._route.compare()
 
     def _sync(self, module: nn.Module, on: bool) -> None:
         module.set_requires_gradient_sync(on)  # type: ignore[operator]
