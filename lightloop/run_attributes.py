@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightloop.dispatch import Relay
 from lightloop.loop import Loop
 from lightloop.metrics import fetch
 from lightloop.optimizers import Schedule
-from lightloop.world import World
 
 SET = "trainer.should_stop was set"
 
@@ -21,51 +22,59 @@ class RunAttributes:
 
     loop: Loop | None
 
+    @property
+    def _latest(self) -> Loop:
+        if self.loop is not None:
+            return self.loop
+        idle = Loop(cast(nn.Module, None), cast(Relay, None), ())
+        idle.status = "finished"
+        return idle
+
     # ----------------------------------------------------------------------------------------------- how far it is
 
     @property
     def global_step(self) -> int:
         """How many windows have been applied as optimizer steps."""
-        return self.loop.global_step if self.loop else 0
+        return self._latest.global_step
 
     @property
     def current_epoch(self) -> int:
         """The epoch that is being trained, from 0; after a fit, how many are finished."""
-        return self.loop.epoch if self.loop else 0
+        return self._latest.epoch
 
     @property
     def batch_idx(self) -> int:
         """The batch within the epoch, from 0."""
-        return self.loop.batch_idx if self.loop else 0
+        return self._latest.batch_idx
 
     @property
     def total_batch_idx(self) -> int:
         """How many training batches are done in all epochs."""
-        return self.loop.total_batches if self.loop else 0
+        return self._latest.total_batches
 
     @property
     def is_last_batch(self) -> bool:
         """Whether the training batch is the last of its epoch, after limits."""
-        return self.loop is not None and self.loop.is_last_batch
+        return self._latest.is_last_batch
 
     @property
     def num_training_batches(self) -> int | float:
         """How many batches a training epoch has, after limits; infinity where the loader cannot tell."""
-        size = self.loop.num_batches if self.loop else 0
-        return float("inf") if size is None else size
+        size = self._latest.num_batches
+        return math.inf if size is None else size
 
     @property
     def estimated_stepping_batches(self) -> int | float:
         """How many optimizer steps the whole run will make, as far as that is known; else infinity."""
         steps = self.loop.total_steps if self.loop else 0
-        return float("inf") if steps is None else steps
+        return math.inf if steps is None else steps
 
     # --------------------------------------------------------------------------------------------- what it works on
 
     @property
     def model(self) -> nn.Module | None:
         """The module that is trained or evaluated."""
-        return self.loop.module if self.loop else None
+        return self._latest.module
 
     @property
     def train_dataloader(self) -> Iterable[Any] | None:
@@ -75,17 +84,17 @@ class RunAttributes:
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers, in the order in which the user gave them."""
-        return self.loop.optimizers if self.loop else []
+        return self._latest.optimizers
 
     @property
     def optimizer_frequencies(self) -> list[int]:
         """For how many windows in turn each optimizer steps; empty where all step in each."""
-        return self.loop.frequencies if self.loop else []
+        return self._latest.frequencies
 
     @property
     def lr_scheduler_configs(self) -> list[Schedule]:
         """The learning-rate schedulers and when they are stepped."""
-        return self.loop.schedules if self.loop else []
+        return self._latest.schedules
 
     @property
     def lr_schedulers(self) -> list[dict[str, Any]]:
@@ -95,16 +104,15 @@ class RunAttributes:
     @property
     def loss(self) -> Tensor | None:
         """The loss of the latest piece that went forward, detached, where it is."""
-        return None if self.loop is None or self.loop.loss is None else self.loop.loss.detach()
+        loss = self._latest.loss
+        return None if loss is None else loss.detach()
 
     # ----------------------------------------------------------------------------------------------------- metrics
 
     @property
     def callback_metrics(self) -> dict[str, float]:
         """The latest value of every metric of the latest run, as numbers; those of an epoch are means so far."""
-        if self.loop is None:
-            return {}
-        metrics = self.loop.metrics
+        metrics = self._latest.metrics
         return fetch({**metrics.latest, **{name: running.value() for name, running in metrics.epoch.items()}})
 
     @property
@@ -115,7 +123,7 @@ class RunAttributes:
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """The latest value of the metrics that are shown on progress bars, as numbers."""
-        shown = self.loop.metrics.on_bar if self.loop else set()
+        shown = self._latest.metrics.on_bar
         return {name: value for name, value in self.callback_metrics.items() if name in shown}
 
     # ----------------------------------------------------------------------------------------- what it is about to do
@@ -123,7 +131,7 @@ class RunAttributes:
     @property
     def should_stop(self) -> bool:
         """Whether somebody asked training to stop; set it to True to ask, to False to take that back."""
-        return self.loop is not None and self.loop.stop_reason is not None
+        return self._latest.stop_reason is not None
 
     @should_stop.setter
     def should_stop(self, wanted: bool) -> None:
@@ -137,17 +145,18 @@ class RunAttributes:
     @property
     def interrupted(self) -> bool:
         """Whether the run was ended early by the user or the system."""
-        return self.loop is not None and (self.loop.status == "interrupted" or self.loop.interrupt_reason is not None)
+        return self._latest.status == "interrupted" or self._latest.interrupt_reason is not None
 
     @property
     def sanity_checking(self) -> bool:
         """Whether this is the evaluation before training, whose metrics do not count."""
-        return self.loop is not None and self.loop.evaluation is not None and self.loop.evaluation.sanity
+        evaluation = self._latest.evaluation
+        return evaluation is not None and evaluation.sanity
 
     @property
     def training(self) -> bool:
         """Whether a fit is on and nothing is evaluated at the moment."""
-        return self._running and self.loop is not None and self.loop.stage == "fit" and self.loop.evaluation is None
+        return self._running and self._latest.stage == "fit" and self._latest.evaluation is None
 
     @property
     def validating(self) -> bool:
@@ -167,43 +176,39 @@ class RunAttributes:
     @property
     def disable_validation(self) -> bool:
         """Whether the run has nothing to validate with: no data, or no validation_step."""
-        loop = self.loop
-        return loop is None or "validate" not in loop.eval_sources or not hasattr(loop.module, "validation_step")
+        return "validate" not in self._latest.eval_sources or not hasattr(self._latest.module, "validation_step")
+
+    @property
+    def _running(self) -> bool:
+        return self._latest.status == "running"
+
+    def _evaluates(self, stage: str) -> bool:
+        evaluation = self._latest.evaluation
+        return evaluation is not None and evaluation.stage == stage
 
     # -------------------------------------------------------------------------------------------------------- world
 
     @property
     def global_rank(self) -> int:
         """This process among all."""
-        return self._world.rank
+        return self._latest.world.rank
 
     @property
     def local_rank(self) -> int:
         """This process among those of its machine."""
-        return self._world.local_rank
+        return self._latest.world.local_rank
 
     @property
     def world_size(self) -> int:
         """How many processes train together."""
-        return self._world.size
+        return self._latest.world.size
 
     @property
     def is_global_zero(self) -> bool:
         """Whether this is the process that writes files."""
-        return self._world.is_main
+        return self._latest.world.is_main
 
     @property
     def on_gpu(self) -> bool:
         """Whether the module is on a CUDA device."""
-        return self.loop is not None and self.loop.device.type == "cuda"
-
-    @property
-    def _world(self) -> World:
-        return self.loop.world if self.loop else World()
-
-    @property
-    def _running(self) -> bool:
-        return self.loop is not None and self.loop.status == "running"
-
-    def _evaluates(self, stage: str) -> bool:
-        return self.loop is not None and self.loop.evaluation is not None and self.loop.evaluation.stage == stage
+        return self._latest.device.type == "cuda"
