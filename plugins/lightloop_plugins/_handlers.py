@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import multiprocessing
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
+
+
+class Terminated(BaseException):
+    """A signal has ended the run, and all of it is closed.
+
+    What is around the run is closed by it as by any exception. Where nobody catches it, the process dies by the signal, as
+    if it had never been handled: shells, SLURM and systemd look at that, and an exit status of 128 + n is something else.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    def die(self) -> None:
+        """Close what is to be closed at the end of a process, and end it."""
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                stream.flush()
+        signal.signal(self.number, signal.SIG_DFL)
+        os.kill(os.getpid(), self.number)
+        os._exit(128 + self.number)  # the signal is blocked, or kills nobody
+
+
+def ending(number: int) -> BaseException:
+    """What to raise, when a run is closed, for the process to end by a signal."""
+    if (
+        multiprocessing.parent_process() is not None
+    ):  # multiprocessing knows nothing else, and its parent the exit status
+        return SystemExit(128 + number)
+    if getattr(sys.excepthook, "func", None) is not _unhandled:
+        sys.excepthook = functools.partial(_unhandled, sys.excepthook)
+    return Terminated(number)
+
+
+def _unhandled(
+    other: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if isinstance(error, Terminated):
+        error.die()
+    other(kind, error, trace)
 
 
 class Handlers:

@@ -7,16 +7,19 @@ import signal
 from collections.abc import Sequence
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins._handlers import Handlers
+from lightloop_plugins._handlers import Handlers, ending
 
 
 class Signals(Plugin):
-    """End the fit after the batch when a signal of these comes, and then the process, with status 128 + its number.
+    """End the fit after the batch when a signal of these comes, and then let the process die by it.
 
-    The handler does nothing but note the signal; a second one raises SystemExit at once. A handler that the user has
-    installed is called as well, first, and put back however the fit ends; the process is then the user's to end. In a
-    thread that is not the main one, and for signals that are ignored, this plugin does nothing. A long call into C delays
-    what happens.
+    The handler does nothing but note the signal; a second one ends the fit at once. When everything is closed, ``fit``
+    raises ``Terminated``, which closes what is around it; where nobody catches it, the process dies by the signal, as it
+    would have without this plugin. A process that multiprocessing has started exits with status 128 + n in its place.
+
+    A handler that the user has installed is called as well, first, and put back however the fit ends; ``fit`` then
+    returns, and the process is the user's to end. In a thread that is not the main one, and for signals that are ignored,
+    this plugin does nothing. A long call into C delays what happens.
     """
 
     name = "signals"
@@ -51,11 +54,11 @@ class Signals(Plugin):
         chained = came is not None and self._handlers.known_to_user(came)
         self._handlers.remove()
         if came is not None and not chained and loop.status == "interrupted":
-            raise SystemExit(128 + came)  # raised when everybody's teardown is done
+            raise ending(came)  # raised when everybody's teardown is done
 
     def _note(self, number: int) -> None:
         if self._came is not None or self._loop is None:
-            raise SystemExit(128 + number)
+            raise ending(number)
         self._came = number
         self._loop.interrupt(signal.Signals(number).name)
         os.write(2, f"\n{signal.Signals(number).name}: training ends after this batch\n".encode())

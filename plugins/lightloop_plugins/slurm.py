@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins._handlers import Handlers
+from lightloop_plugins._handlers import Handlers, ending
 from lightloop_plugins.checkpoint.handover import RESUME
 from lightloop_plugins.run_dir import RUN_VERSION
 
@@ -24,9 +24,9 @@ class Slurm(Plugin):
     """Inside a SLURM batch job: save when the signal comes, put the job back into the queue, and go on when it starts again.
 
     The handler notes the signal; the fit ends after the batch on every rank, a checkpoint is written, rank 0 calls
-    ``scontrol requeue`` (not for a job that was cancelled), and the processes end with status 128 + the signal's number.
-    SIGTERM, with which SLURM ends a job's processes, ends the fit likewise, without the call; a further signal changes nothing, for SLURM kills soon
-    enough. Handlers are put back however the fit ends, and one of the user's is called as well.
+    ``scontrol requeue`` (not for a job that was cancelled), and the processes die by the signal, as those of
+    ``end_on_signals`` do. SIGTERM, with which SLURM ends a job's processes, ends the fit likewise, without the call; a
+    further signal changes nothing, for SLURM kills soon enough. Handlers are put back however the fit ends, and one of the user's is called as well.
 
     A run is called after its job, ``slurm-<id>``, and a second fit of the script ``slurm-<id>-2``. Where the job was
     started again (``SLURM_RESTART_COUNT``) and ``resume`` is not given, it goes on from the newest checkpoint of its own:
@@ -90,7 +90,7 @@ class Slurm(Plugin):
                 f"the run is saved, and its job is not put back into the queue: {failure}. Submit it again"
             )
         if (name := requeue or ended) is not None:
-            raise SystemExit(128 + getattr(signal, name))  # raised when everybody's teardown is done
+            raise ending(getattr(signal, name))  # raised when everybody's teardown is done
 
     def _note(self, number: int) -> None:
         name = signal.Signals(number).name

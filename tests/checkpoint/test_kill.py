@@ -12,6 +12,7 @@ import time
 import pytest
 
 from lightloop import Plugin, hookimpl, option
+from lightloop_plugins._handlers import Terminated
 from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest
@@ -253,8 +254,8 @@ def test_a_signal_saves_at_the_next_boundary_and_ends_the_process(tmp_path, want
             try:
                 run(folder, LOADERS["plain"], 5, save_every=None, **OPTIONS)
                 code = 0
-            except SystemExit as error:
-                code = error.code
+            except Terminated as error:
+                code = 128 + error.number
             finally:
                 os._exit(code)
         while batches_in(folder) < before + 5:

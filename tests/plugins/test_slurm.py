@@ -12,6 +12,7 @@ from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import probe_batches
 from lightloop.testing.ranks import run_ranks
 from lightloop_plugins import slurm
+from lightloop_plugins._handlers import Terminated
 from lightloop_plugins.slurm import Slurm, job_id
 from tests.checkpoint.rig import LOADERS, Net, outcome, scramble
 from tests.signalled import Signalled
@@ -85,8 +86,8 @@ def begin(folder, **options):
         try:
             life(folder, **options)
             code = 0
-        except SystemExit as error:
-            code = error.code
+        except Terminated as error:
+            code = 128 + error.number
         finally:
             os._exit(code)
     return pid
@@ -131,8 +132,8 @@ def fit(*names, module=None, plugins=(), **options):
     try:
         trainer.fit(module, probe_batches(5))
         code = 0
-    except SystemExit as error:
-        code = error.code
+    except Terminated as error:
+        code = 128 + error.number
     pickle.loads(pickle.dumps(trainer))
     checkpoint = trainer.plugin("checkpoint").last_path
     return code, checkpoint and checkpoint.split(os.environ["LIGHTLOOP_RUNS"])[-1]
