@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from lightloop import Trainer
+from lightloop import Plugin, Trainer, hookimpl, option
 from lightloop.testing import Probe, probe_batches
 
 BARE = ["-*", "run_dir", "log_every"]
@@ -19,15 +19,63 @@ class Logging(Probe):
 
 def events(directory):
     """The events in the one event file in ``directory``: records of length, checksum, event, checksum."""
+    (path,) = directory.glob("events.out.tfevents.*")
+    return events_in(path)
+
+
+def events_in(path):
     from tensorboardX.proto.event_pb2 import Event
 
-    (path,) = directory.glob("events.out.tfevents.*")
     data, found = path.read_bytes(), []
     while data:
         (size,) = struct.unpack("<Q", data[:8])
         found.append(Event.FromString(data[12 : 12 + size]))
         data = data[16 + size :]
     return found
+
+
+def shown(directory):
+    """What TensorBoard shows of several files: where a run begins anew at a step, what came before and is as late is hidden."""
+    kept = []
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        for event in events_in(path):
+            if event.HasField("session_log"):
+                kept = [each for each in kept if each[0] < event.step]
+            kept += [(event.step, v.tag, v.simple_value) for v in event.summary.value if v.HasField("simple_value")]
+    return kept
+
+
+class EachBatch(Plugin):
+    """Writes a row for each batch, several of which have one step; ends the run in batch ``last``."""
+
+    name = "each_batch"
+    last: int = option(-1, "The batch in which the run ends.")
+
+    @hookimpl
+    def after_batch(self, loop):
+        loop.write({"batch": loop.total_batches, "step": loop.global_step})
+        if loop.total_batches == self.last:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("every", [3, 4, 5])
+def test_a_resumed_run_shows_each_row_once(tmp_path, every):
+    options = {"log_every_n_steps": 0, "accumulate_grad_batches": 4, "save_every": f"{every} batches", "resume": "auto"}
+
+    def run(root, last):
+        plugins = [*BARE, "in_step", "checkpoint", "accumulate", "tensorboard", EachBatch(last=last)]
+        trainer = Trainer(plugins, default_root_dir=tmp_path / root, **options)
+        try:
+            trainer.fit(Logging(), probe_batches(9))
+        finally:
+            found = shown(trainer.run_dir)
+        return found
+
+    with pytest.raises(ZeroDivisionError):
+        run("broken", 6)
+    broken = run("broken", -1)
+    assert broken == run("whole", -1)
+    assert len(broken) == 18
 
 
 @pytest.mark.parametrize("how", [{"logger": "tensorboard"}, {"plugins": ["tensorboard"]}])
