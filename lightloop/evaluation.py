@@ -66,7 +66,7 @@ def eval_loaders(loop: State, stage: Stage) -> dict[str | None, Iterable[Any]]:
         loaders = as_loaders(source() if source else None)
         for loader in loaders.values():
             check_loader(loader, f"the data to {stage}")
-        loop.eval_loaders[stage] = {name: loop._prepared(loader, stage) for name, loader in loaders.items()}
+        loop.eval_loaders[stage] = {name: loop.prepared(loader, stage) for name, loader in loaders.items()}
     return loop.eval_loaders[stage]
 
 

@@ -214,9 +214,10 @@ class State(Control):
         check_loader(loader, "the training data")
         if size_of(loader) == 0:
             raise ValueError("the training data has no batches; nothing can be learnt from it")
-        self.train_loader = self._prepared(loader, "fit")
+        self.train_loader = self.prepared(loader, "fit")
 
-    def _prepared(self, loader: Iterable[Any], stage: Stage) -> Iterable[Any]:
+    def prepared(self, loader: Iterable[Any], stage: Stage) -> Iterable[Any]:
+        """What plugins make of ``loader`` for ``stage``."""
         prepared = self.hook.prepare_loader(loop=self, loader=loader, stage=stage)  # type: ignore[arg-type]
         assert prepared is not None
         return prepared
