@@ -34,17 +34,26 @@ def cluster():
         up = subprocess.run([*script, "up", folder], stdout=subprocess.PIPE, text=True, check=False)
         assert up.returncode == 0
         own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "LIGHTLOOP"))}
-        yield {**own, "SLURM_CONF": up.stdout.strip(), "OMP_NUM_THREADS": "1"}
+        yield {**own, "SLURM_CONF": up.stdout.strip(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     finally:
         subprocess.run([*script, "down", folder], check=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+TORCHRUN = (
+    "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --local-addr=127.0.0.1 "
+    "--rdzv-endpoint=127.0.0.1:$((20000 + SLURM_JOB_ID * 10 + ${SLURM_RESTART_COUNT:-0})) "
+    "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+)
+"""As in the guide, but that both nodes are on one host."""
+
+
 class Job:
-    def __init__(self, environ, work, signal):
+    def __init__(self, environ, work, signal, launcher="python"):
         work.mkdir()
         self.environ, self.work = {**environ, "WORK": str(work)}, work
-        script = f"srun --kill-on-bad-exit=1 {sys.executable} -u {ROOT / 'tests' / 'slurm' / 'job.py'} {signal}"
+        program = f"{Path(sys.executable).parent}/{launcher} {ROOT / 'tests' / 'slurm' / 'job.py'}"
+        script = f"srun --kill-on-bad-exit=1 {program} {signal}"
         options = ["--parsable", "--requeue", "-N2", "--ntasks-per-node=1", "--job-name=train", "--open-mode=append"]
         self.id = self.run("sbatch", *options, f"--output={work}/log", "--wrap", script).strip()
 
@@ -95,6 +104,18 @@ def test_a_job_that_has_to_make_way(cluster, tmp_path, undisturbed):
     job = Job(cluster, tmp_path / "work", "SIGTERM")
     job.wait(lambda: job.read("trace").count("batch") >= 25, "the 25th batch")
     job.run("srun", "-p", "urgent", "-N2", "--ntasks-per-node=2", "--exclusive", "sleep", "1")
+    assert job.outcome() == undisturbed
+    check(job)
+
+
+@pytest.mark.parametrize("signal", ["SIGUSR1", "SIGTERM"])
+def test_agents_of_torchrun_pass_the_signal_on(cluster, tmp_path, undisturbed, signal):
+    job = Job(cluster, tmp_path / "work", signal, TORCHRUN)
+    job.wait(lambda: job.read("trace").count("batch") >= 25, "the 25th batch")
+    if signal == "SIGUSR1":
+        job.run("scancel", "--signal=USR1", job.id)
+    else:
+        job.run("srun", "-p", "urgent", "-N2", "--ntasks-per-node=2", "--exclusive", "sleep", "1")
     assert job.outcome() == undisturbed
     check(job)
 
