@@ -32,6 +32,11 @@ def test_the_core_never_imports_a_plugin():
     assert done.stdout.strip() == "[]"
 
 
+def test_every_file_of_the_core_has_its_place_in_the_readme():
+    listed = re.findall(r"`(\w+\.py)`", (ROOT / "lightloop" / "README.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "lightloop").glob("[!_]*.py"))
+
+
 WITHOUT = """
 import os, sys, traceback
 import torch
