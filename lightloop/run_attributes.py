@@ -13,8 +13,16 @@ from lightloop.dispatch import Relay
 from lightloop.loop import Loop
 from lightloop.metrics import fetch
 from lightloop.optimizers import Schedule
+from lightloop.state import Stage
 
 SET = "trainer.should_stop was set"
+
+
+def idle_loop(stage: Stage = "fit") -> Loop:
+    """A loop that works on nothing: all it has is what a run begins with."""
+    idle = Loop(cast(nn.Module, None), cast(Relay, None), (), stage)
+    idle.status = "finished"
+    return idle
 
 
 class RunAttributes:
@@ -24,11 +32,7 @@ class RunAttributes:
 
     @property
     def _latest(self) -> Loop:
-        if self.loop is not None:
-            return self.loop
-        idle = Loop(cast(nn.Module, None), cast(Relay, None), ())
-        idle.status = "finished"
-        return idle
+        return self.loop or idle_loop()
 
     # ----------------------------------------------------------------------------------------------- how far it is
 

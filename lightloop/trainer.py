@@ -6,13 +6,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from lightloop.discovery import discover
-from lightloop.dispatch import Relay
 from lightloop.evaluation import STEPS, Evaluation, evaluate
 from lightloop.listing import Entry, from_environment
 from lightloop.loop import Loop, Operations
@@ -21,7 +20,7 @@ from lightloop.metrics import fetch
 from lightloop.module import Module
 from lightloop.plugin import Plugin
 from lightloop.plugin_attributes import PluginAttributes
-from lightloop.run_attributes import RunAttributes
+from lightloop.run_attributes import RunAttributes, idle_loop
 from lightloop.selection import Selection
 from lightloop.state import Stage, Status
 from lightloop.steps import defined
@@ -221,7 +220,7 @@ def _source(module: nn.Module, stage: Stage, data: Any) -> Callable[[], Any] | N
 
 def _place_of(loop: Loop) -> Loop:
     """How far ``loop`` is, and as which process of how many, for those who read that elsewhere; not what it works on."""
-    place = Loop(cast(nn.Module, None), cast(Relay, None), (), loop.stage)
+    place = idle_loop(loop.stage)
     place.device, place.world = loop.device, World()
     for source, copy in ((loop, place), (loop.world, place.world)):
         for name, value in vars(source).items():
