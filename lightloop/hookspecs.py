@@ -323,7 +323,7 @@ class Hooks:
         May change: what before_evaluation changed, back.
         """
 
-    # ------------------------------------------------------------------------------------------------------ tidings
+    # ------------------------------------------------------------------------------------------------ what else is told
 
     @hookspec
     def log_metrics(self, loop: Loop, metrics: Mapping[str, float], step: int) -> None:

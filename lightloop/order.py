@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 
 class Placed(Protocol):
-    """What has a declared place among the others, each of which is ``called`` by several names."""
+    """What can be put in order: it says before and after whom it comes, by any of the names that those are ``called``."""
 
     name: ClassVar[str]
     before: ClassVar[tuple[str, ...]]
