@@ -226,12 +226,16 @@ def test_what_is_left_of_a_removal_goes_even_if_the_run_had_finished(tmp_path, w
     assert left == [".bad-step-000000001"]
 
 
-@pytest.mark.parametrize("at", [61, 70, 110])
-def test_a_full_disk_once_ends_the_run_or_is_a_warning_and_it_goes_on(tmp_path, wanted, monkeypatch, at):
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_a_full_disk_once_ends_the_run_and_the_next_one_goes_on(tmp_path, wanted, monkeypatch, call):
     expected = wanted(LOADERS["plain"], **SHORT)
-    folder = tmp_path / "once"
-    folder.mkdir()
-    assert faulty(folder, monkeypatch, at, "once") == 1
+    folder, counted = tmp_path / "once", tmp_path / "counted"
+    folder.mkdir(), counted.mkdir()
+    disk = FaultyDisk()
+    monkeypatch.setattr(local, "Disk", lambda: disk)
+    run(counted, LOADERS["plain"], **SHORT)
+    last = len(disk.calls) - disk.calls[::-1].index("mkdir")  # there the last save begins
+    assert faulty(folder, monkeypatch, disk.calls.index(call, last), "once") == 1
     assert load_newest(LocalFolder(folder / "checkpoints")) is not None
     assert in_child(lambda: run(folder, LOADERS["plain"], **SHORT)) == 0
     assert result(folder) == expected
