@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from collections import Counter, OrderedDict
 
@@ -11,8 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightloop_plugins.checkpoint import strict_json
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
+from lightloop_plugins.checkpoint.storage import Content
 from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 from lightloop_plugins.checkpoint.tree import decode, encode
@@ -144,6 +147,28 @@ def test_hostile_json_is_refused(data):
         from_json(data, "thing")
 
 
+LARGE_JSON = {
+    "one text": (b"x", 17 * 2**20, "17,825,792 bytes of JSON; 16,777,216 are read"),
+    "64 megabytes": (b"1,", 32 * 2**20, "67,108,864 bytes of JSON; 16,777,216 are read"),
+    "many numbers": (b"1,", 1_100_000, "up to 1,100,001 values in its JSON; 1,000,000 are read"),
+    "many objects": (b"{},", 600_000, "up to 1,200,001 values in its JSON; 1,000,000 are read"),
+    "many lists": (b"[", 1_100_000, "up to 1,100,001 values in its JSON; 1,000,000 are read"),
+}
+
+
+@pytest.mark.parametrize(("part", "times", "said"), LARGE_JSON.values(), ids=LARGE_JSON.keys())
+def test_more_json_than_a_state_can_need_is_refused_before_it_is_read(monkeypatch, part, times, said):
+    monkeypatch.setattr(strict_json.json, "loads", lambda *arguments, **options: pytest.fail("it is read"))
+    with pytest.raises(CheckpointError, match=f"^thing is damaged or not Lightloop's: it has {said}$"):
+        from_json(part * times, "thing")
+
+
+def test_what_could_not_be_read_back_is_not_written(monkeypatch):
+    monkeypatch.setattr(strict_json, "MAX_VALUES", 1000)
+    with pytest.raises(CheckpointError, match="up to 1,002 values in its JSON; 1,000 are read back: store long lists"):
+        Content.of({"numbers": list(range(1000))})
+
+
 HOSTILE_TREES = {
     "unknown kind": {"$": "module", "v": "os"},
     "two kinds": {"$": "int", "v": "1", "w": 2},
@@ -211,9 +236,9 @@ BODY = {"run": "abc", "step": 3, "batch": 12}
 
 
 def test_a_manifest_comes_back():
-    manifest = read_manifest(write_manifest({**BODY, "plugins": [["clip", 1]]}, FILES), "m")
+    manifest = read_manifest(write_manifest({**BODY, "plugins": [["clip", "x", 1]]}, FILES), "m")
     assert (manifest.run, manifest.place, manifest.files, manifest.size) == ("abc", (3, 12), FILES, 12)
-    assert manifest.body["plugins"] == [["clip", 1]]
+    assert manifest.body["plugins"] == [["clip", "x", 1]]
 
 
 @pytest.mark.parametrize("at", range(0, 420, 7))
@@ -240,6 +265,23 @@ def test_file_names_that_lead_elsewhere_are_refused(name):
 )
 def test_impossible_manifests_are_refused(change):
     with pytest.raises(CheckpointError):
+        read_manifest(write_manifest({**BODY, **change}, FILES), "m")
+
+
+ODD_BODIES = [
+    ({"metrics": 3}, "metrics is int 3, and must be a mapping"),
+    ({"metrics": {"loss": "low"}}, "metrics.loss is str 'low', and must be float"),
+    ({"plugins": [["clip"]]}, "plugins.0 is list, and must be a list of 3"),
+    ({"plugins": [["clip", "x", -1]]}, "plugins.0.2 is int -1, and must be a whole number from 0"),
+    ({"options": {"clip": {"limit": 1}}}, "options.clip.limit is int 1, and must be str"),
+    ({"environment": []}, "environment is list, and must be a mapping"),
+    ({"exact": 1}, "exact is int 1, and must be bool"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), ODD_BODIES, ids=[said for _, said in ODD_BODIES])
+def test_a_manifest_of_another_form_is_refused_by_the_place_in_it(change, said):
+    with pytest.raises(CheckpointError, match=f"^m is damaged or not Lightloop's: {re.escape(said)}$"):
         read_manifest(write_manifest({**BODY, **change}, FILES), "m")
 
 

@@ -13,6 +13,7 @@ from lightloop.testing import probe_batches
 from lightloop.testing.ranks import run_ranks
 from lightloop_plugins import slurm
 from lightloop_plugins._handlers import Terminated
+from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.slurm import Slurm, job_id
 from tests.checkpoint.rig import LOADERS, Net, outcome, scramble
 from tests.signalled import Signalled
@@ -258,7 +259,7 @@ def test_the_checkpoint_of_another_job_is_gone_on_with_only_if_the_user_says_so(
     assert fit("SIGUSR1", checkpoint_dir=place, resume="auto")[0] == 0, "two batches are left, and none is the third"
     monkeypatch.setenv("SLURM_JOB_ID", "79")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with pytest.raises(ValueError, match=r"newest checkpoint is of slurm-78, and this is slurm-79, started again"):
+    with pytest.raises(CheckpointError, match=r"newest checkpoint is of slurm-78, and this is slurm-79, started again"):
         fit(checkpoint_dir=place)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from lightloop import Loop, Plugin
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import modules, optimizers
-from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.random_state import take_global
+from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
+from lightloop_plugins.checkpoint.random_state import check_global, take_global
 from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
 from lightloop_plugins.checkpoint.running import apply_metrics, apply_window
 from lightloop_plugins.checkpoint.saver import Saver
@@ -85,7 +85,7 @@ class Restoration:
     """
 
     def __init__(self, loop: Loop, state: Mapping[str, Any], what: str) -> None:
-        self.loop, self.sharding = loop, loop.stash.get(SHARDING)
+        self.loop, self.what, self.sharding = loop, what, loop.stash.get(SHARDING)
         if self.sharding is not None:
             self.sharding.prepare()
         try:
@@ -110,9 +110,12 @@ class Restoration:
     def apply(self) -> None:
         """Weights, optimizers, schedulers and counters, in this order: a scheduler may set what an optimizer has."""
         loop, state = self.loop, self.state
-        modules.apply_module(loop, state["module"])
-        optimizers.apply_optimizers(loop, state["optimizers"])
-        optimizers.apply_schedulers(loop, state["schedulers"])
+        with put_back("module", self.what):
+            modules.apply_module(loop, state["module"])
+        with put_back("optimizers", self.what):
+            optimizers.apply_optimizers(loop, state["optimizers"])
+        with put_back("schedulers", self.what):
+            optimizers.apply_schedulers(loop, state["schedulers"])
         for name in COUNTERS:
             setattr(loop, name, state["counters"][name])
         loop.optimizer_steps = list(state["counters"]["optimizer_steps"])
@@ -123,17 +126,15 @@ class Restoration:
         loop = self.loop
         for plugin in loop.plugins:
             if plugin.key in self.plugins:
-                try:
+                with put_back(f"the state of {plugin.label}", self.what):
                     plugin.load_state_dict(self.plugins[plugin.key])
-                except Exception as error:
-                    error.add_note(f"in load_state_dict of {plugin.label}, while a run was resumed")
-                    raise
         for reason in self.state["stop_reasons"]:
             loop.stop(reason)
-        apply_metrics(loop, self.rank["metrics"])
-        for window, saved in zip(loop.windows, self.rank["windows"], strict=True):
-            apply_window(window, saved, loop.device)
-        self._apply_gradients()
+        with put_back(f"ranks.{loop.world.rank}", self.what):
+            apply_metrics(loop, self.rank["metrics"])
+            for window, saved in zip(loop.windows, self.rank["windows"], strict=True):
+                apply_window(window, saved, loop.device)
+            self._apply_gradients()
 
     def _take_back_own(self) -> None:
         """Put in place what this rank had otherwise than rank 0; it was left out where it was the same."""
@@ -146,7 +147,9 @@ class Restoration:
         modules.check_module(self.loop, self.state["module"], what)
         optimizers.check_optimizers(self.loop, self.state["optimizers"], what)
         optimizers.check_schedulers(self.loop, self.state["schedulers"], what)
-        self._check_counters(what)
+        self._check_numbers(what)
+        with put_back(f"ranks.{self.loop.world.rank}.random", what):
+            check_global(self.rank["random"])
         every = modules.parameters(self.loop)
         for kind in ("gradients", "waiting"):
             saved = self.rank.get(kind, {})
@@ -165,12 +168,8 @@ class Restoration:
         if self.sharding is not None:
             self.sharding.set_waiting(waiting)
 
-    def _check_counters(self, what: str) -> None:
-        counters = self.state["counters"]
-        for value in (*(counters[name] for name in COUNTERS), *counters["optimizer_steps"]):
-            if type(value) is not int or value < 0:
-                raise CheckpointError(f"{what}: a counter is {value!r}, which is no whole number from 0")
-        for part in (counters["optimizer_steps"], self.rank["windows"]):
+    def _check_numbers(self, what: str) -> None:
+        for part in (self.state["counters"]["optimizer_steps"], self.rank["windows"]):
             if len(part) != len(self.loop.optimizers):
                 raise CheckpointError(f"{what} is of {len(part)} optimizers; there are {len(self.loop.optimizers)}")
 

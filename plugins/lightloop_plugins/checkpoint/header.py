@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.strict_json import from_json
-from lightloop_plugins.checkpoint.tensors import KINDS, MAX_HEADER, MAX_TENSORS, OTHERS
+from lightloop_plugins.checkpoint.tensors import KINDS, MAX_HEADER, OTHERS, parse_header
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
@@ -68,12 +68,10 @@ def read_header(stream: IO[bytes], what: str) -> Header:
     length = int.from_bytes(stream.read(8), "little")
     if not 2 <= length <= MAX_HEADER:
         raise CheckpointError(f"{what} is damaged or not Lightloop's: its header claims {length} bytes")
-    found = from_json(stream.read(length), what)
+    found = parse_header(stream.read(length), what)
     try:
         metadata = found.pop("__metadata__", {})
         others = from_json(metadata[OTHERS].encode(), what) if OTHERS in metadata else {}
-        if len(found) > MAX_TENSORS:
-            raise ValueError(f"it has {len(found)} tensors; {MAX_TENSORS} are read")
         entries = {name: _entry(entry, others.get(name), 8 + length) for name, entry in found.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{what} is damaged or not Lightloop's: {str(error)[:200]}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.forms import BODY, check_form
 from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 
 FORMAT = 1
@@ -82,6 +83,7 @@ def read_manifest(data: bytes, what: str) -> Manifest:
             )
         files = {name: (entry["size"], entry["sha256"]) for name, entry in body["files"].items()}
         _check(body, files)
+        check_form(body, BODY, what)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{what} is damaged or not Lightloop's: {type(error).__name__}: {str(error)[:200]}"
@@ -92,9 +94,6 @@ def read_manifest(data: bytes, what: str) -> Manifest:
 def _check(body: Mapping[str, Any], files: Mapping[str, tuple[int, str]]) -> None:
     if not is_name(body["run"]):
         raise ValueError("its run has no possible name")
-    for count in (body["step"], body["batch"]):
-        if type(count) is not int or count < 0:
-            raise ValueError("a counter is no whole number from 0")
     for name, (size, digest) in files.items():
         if not is_name(name) or name == MANIFEST:
             raise ValueError(f"{str(name)[:100]!r} cannot be the name of a file")

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightloop import size_of
+from lightloop_plugins.checkpoint.errors import put_back
 from lightloop_plugins.checkpoint.random_state import loader_generators, set_all, set_global, take_all, take_global
 
 log = logging.getLogger("lightloop")
@@ -57,13 +58,15 @@ class Resumed:
         batches: how many of the epoch are done.
         state: what :func:`position` gave.
         now: the global random numbers at the place.
+        what: the checkpoint that has them.
     """
 
-    def __init__(self, loader: Any, batches: int, state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    def __init__(self, loader: Any, batches: int, state: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
         self.loader = loader
         self._batches = batches
         self._state = state
         self._now = now
+        self._what = what
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -99,19 +102,19 @@ class Resumed:
         if kind == "itself" and skip:
             batches = iter(inner.iter_from(skip))
             return batches
-        if kind == "state" and "state" in self._state:
-            inner.load_state_dict(self._state["state"])
-            batches = iter(inner)
-            return batches
-        generators = loader_generators(inner)
-        if not skip:
-            set_all(generators, self._state.get("now", {}))
-            batches = iter(self.loader)
-            return batches
-        if (start := self._state.get("start")) is not None:
-            set_global(start["global"])
-            set_all(generators, start["generators"])
-        return replay(self.loader, skip)
+        by_state = kind == "state" and "state" in self._state
+        with put_back(f"the place in the {type(inner).__name__}", self._what):
+            if by_state:
+                inner.load_state_dict(self._state["state"])
+            elif not skip:
+                set_all(loader_generators(inner), self._state.get("now", {}))
+            elif (start := self._state.get("start")) is not None:
+                set_global(start["global"])
+                set_all(loader_generators(inner), start["generators"])
+        if skip and not by_state:
+            return replay(self.loader, skip)
+        batches = iter(inner if by_state else self.loader)
+        return batches
 
 
 def replay(loader: Any, skip: int) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
 
 _KNOWN: dict[type, bool] = {}
 """Types of which is known whether they are generators: each save asks it of everything that the module has."""
@@ -40,6 +40,15 @@ def set_global(state: Mapping[str, Any]) -> None:
     if backend is not None:
         for index, each in enumerate(state.get("devices", ())[: backend.device_count()]):
             backend.set_rng_state(each.clone(), index)
+
+
+def check_global(state: Mapping[str, Any]) -> None:
+    """Raise what :func:`set_global` would; the generators stay where they are."""
+    now = take_global()
+    try:
+        set_global(state)
+    finally:
+        set_global(now)
 
 
 def generators_of(parts: Mapping[str, nn.Module]) -> dict[str, Any]:
@@ -82,6 +91,12 @@ def check_all(generators: Mapping[str, Any], states: Mapping[str, Any], what: st
             raise CheckpointError(
                 f"{what} has the state of a generator {name!r} of kind {state[0]!r}, which is not there now"
             )
+    now = take_all(generators)
+    try:
+        with put_back("the state of a generator", what):
+            set_all(generators, states)
+    finally:
+        set_all(generators, now)
 
 
 def accelerator() -> Any:

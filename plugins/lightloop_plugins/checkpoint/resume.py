@@ -134,7 +134,7 @@ class Resume(Plugin):
         loop.stash[EPOCH_START] = rank["loader"].get("start")
         if not loop.batch_idx and kind_of(innermost(loader)) != "itself":
             loop.stash[EPOCH_START] = {"global": rank["random"], "generators": rank["loader"].get("now", {})}
-        loop.train_loader = Resumed(loader, loop.batch_idx, rank["loader"], rank["random"])
+        loop.train_loader = Resumed(loader, loop.batch_idx, rank["loader"], rank["random"], restoration.what)
         try:
             return (yield)
         finally:

@@ -108,6 +108,8 @@ def _back(saved: Any) -> Any:
         return saved
     if "fraction" in saved:
         return Fraction(*saved["fraction"])
+    if saved["tensor"].numel() != 1:
+        raise ValueError(f"a number has the shape {list(saved['tensor'].shape)}")
     return saved["tensor"].clone().to(_device(saved["device"]))
 
 

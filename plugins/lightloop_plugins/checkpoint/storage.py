@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.forms import STATES, check_form
 from lightloop_plugins.checkpoint.manifest import (
     MANIFEST,
     MAX_MANIFEST,
@@ -186,6 +187,7 @@ class Folder(ABC):
             if file not in data and shards == "verified":
                 self._verified(name, file, *manifest.files[file])
         state = decode(from_json(bytes(data[STATE]), f"{STATE} of {what}"), tensors)
+        check_form(state, STATES.get(manifest.body.get("content"), object), f"{STATE} of {what}")
         if shards != "whole" or INDEX not in manifest.files:
             return manifest, state
         from lightloop_plugins.checkpoint.resharded import read_all
