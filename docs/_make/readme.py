@@ -26,7 +26,8 @@ KINDS = {
     "gradients and steps": (
         *("accumulate", "clip", "grad_norm", "nonfinite", "nonfinite_async", "terminate_on_nan", "detect_anomaly"),
         *("precision", "tbptt", "optimizer_frequencies", "toggle", "manual_optimization", "shared_parameters"),
-        *("split_on_oom", "lr_schedule", "lr_find", "batch_size_find", "ema", "swa", "compile", "fused"),
+        *("split_on_oom", "lr_schedule", "lr_find", "batch_size_find", "ema", "swa"),
+        *("compile", "compiled_module", "cuda_graphs", "fused"),
     ),
     "data and evaluation": (
         "validation",
@@ -37,6 +38,7 @@ KINDS = {
         "in_step",
         "outputs",
         "whole_batches",
+        "pin_memory",
     ),
     "what is kept and shown": (
         *("checkpoint", "resume", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss"),

@@ -69,6 +69,7 @@ VALUES = {
     "callbacks": Callback(),
     "checkpoint_dir": "{tmp}/saved",
     "compile_backend": "eager",
+    "cuda_graphs_guard": False,
     "datamodule": DataModule(),
     "dataloaders": loader(),
     "ddp_backend": "gloo",

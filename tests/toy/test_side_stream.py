@@ -158,8 +158,8 @@ def test_a_copy_that_fails_leaves_nothing_for_the_next_batch(toy, calls):
 
 
 def test_training_with_streams_of_torch_is_bit_equal_to_the_cpu(toy, pinned, monkeypatch):
-    """The calls themselves are torch's, on a device that has a single stream, and so no order of its own."""
-    monkeypatch.setattr(_transfer, "STREAMS", ("toy",))
+    """The calls themselves are torch's, on a device with a single stream and so no order; its events cannot be waited for."""
+    monkeypatch.setattr(_transfer, "AHEAD", 100)
     monkeypatch.setattr("lightloop_plugins.accelerators._place.STREAMS", ("toy",))
     used = []
     monkeypatch.setattr(toy_device.ToyTensor, "record_stream", lambda tensor, stream: used.append(stream))
