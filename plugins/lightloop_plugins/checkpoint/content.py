@@ -10,7 +10,7 @@ from lightloop import Loop, Plugin
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import modules, optimizers
 from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
-from lightloop_plugins.checkpoint.random_state import check_global, take_global
+from lightloop_plugins.checkpoint.random_state import take_global, try_global
 from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
 from lightloop_plugins.checkpoint.running import apply_metrics, apply_window
 from lightloop_plugins.checkpoint.saver import Saver
@@ -101,6 +101,9 @@ class Restoration:
 
                 self.state = read_all(self.state, self.sharding)
                 (self.rank,) = self.state["ranks"]
+            with put_back("the random numbers", what):
+                try_global(self.rank["random"])
+                modules.try_generators(loop, self.state["module"])
             if self.sharding is not None:
                 self.state["plugins"] = modules.split_by_name(self.state["plugins"], modules.parameters(loop))
             self.plugins = self._migrated(what)
@@ -148,8 +151,6 @@ class Restoration:
         optimizers.check_optimizers(self.loop, self.state["optimizers"], what)
         optimizers.check_schedulers(self.loop, self.state["schedulers"], what)
         self._check_numbers(what)
-        with put_back(f"ranks.{self.loop.world.rank}.random", what):
-            check_global(self.rank["random"])
         every = modules.parameters(self.loop)
         for kind in ("gradients", "waiting"):
             saved = self.rank.get(kind, {})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightloop import Loop
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.random_state import check_all, generators_of, set_all, take_all
+from lightloop_plugins.checkpoint.random_state import check_all, generators_of, set_all, take_all, try_all
 
 Parts = Mapping[str, nn.Module]
 
@@ -55,6 +55,11 @@ def check_module(loop: Loop, state: Mapping[str, Any], what: str) -> None:
     if set(state["extra"]) != set(_with_extra(parts)):
         raise CheckpointError(f"{what}: other parts have an extra state there: {', '.join(state['extra'])}")
     check_all(generators_of(parts), state["generators"], what)
+
+
+def try_generators(loop: Loop, state: Mapping[str, Any]) -> None:
+    """Raise what the module's generators would if they were put back; nobody but they can judge their states."""
+    try_all(generators_of(_parts(loop.module)[1]), state["generators"])
 
 
 def apply_module(loop: Loop, state: Mapping[str, Any]) -> None:

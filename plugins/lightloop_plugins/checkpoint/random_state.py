@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
+from lightloop_plugins.checkpoint.errors import CheckpointError
 
 _KNOWN: dict[type, bool] = {}
 """Types of which is known whether they are generators: each save asks it of everything that the module has."""
@@ -42,7 +42,7 @@ def set_global(state: Mapping[str, Any]) -> None:
             backend.set_rng_state(each.clone(), index)
 
 
-def check_global(state: Mapping[str, Any]) -> None:
+def try_global(state: Mapping[str, Any]) -> None:
     """Raise what :func:`set_global` would; the generators stay where they are."""
     now = take_global()
     try:
@@ -91,10 +91,13 @@ def check_all(generators: Mapping[str, Any], states: Mapping[str, Any], what: st
             raise CheckpointError(
                 f"{what} has the state of a generator {name!r} of kind {state[0]!r}, which is not there now"
             )
+
+
+def try_all(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Raise what :func:`set_all` would; the generators stay where they are."""
     now = take_all(generators)
     try:
-        with put_back("the state of a generator", what):
-            set_all(generators, states)
+        set_all(generators, states)
     finally:
         set_all(generators, now)
 
