@@ -1,9 +1,9 @@
-"""Run the contract of accelerators and the benchmark of the loop on this machine's GPUs.
+"""Run the contract of accelerators and the benchmarks on this machine's GPUs.
 
     python scripts/gpu_check.py [--accelerator gpu] [--rounds 6] [further arguments for pytest]
 
-The contract is run with one process and, where there are two devices or more, with ddp and fsdp on two of them. Ends with
-an exit status other than 0 if a row of it fails. ``--accelerator cpu`` tries the script out where there is no GPU.
+The contract is run with one process and, where there are two devices or more, with ddp and fsdp on two of them. On
+CUDA, benchmarks/gpu.py then shows that the GPU does not wait. Ends with an exit status other than 0 if anything fails. ``--accelerator cpu`` tries the script out where there is no GPU.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def main() -> int:
     status = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", __file__, *rest], cwd=ROOT, check=False
     ).returncode
+    if found is not None and found.type == "cuda":
+        status = subprocess.run([sys.executable, "benchmarks/gpu.py"], cwd=ROOT, check=False).returncode or status
     if arguments.rounds:
         command = [sys.executable, "benchmarks/loop.py", "--rounds", str(arguments.rounds), "--batches", "500"]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode or status

@@ -1,4 +1,4 @@
-"""The script that checks a machine's GPUs says where there is none."""
+"""The scripts that check a machine's GPUs say where there is none."""
 
 import subprocess
 import sys
@@ -8,7 +8,9 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.processes
-SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "gpu_check.py"
+BENCHMARK = ROOT / "benchmarks" / "gpu.py"
 
 
 @pytest.mark.skipif(
@@ -18,3 +20,17 @@ def test_without_a_gpu_nothing_is_checked_and_that_is_no_success():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "there is no GPU that torch can use: nothing has been checked" in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU, on which it would run for minutes")
+def test_the_benchmark_says_so_as_well_and_what_it_can_check_without_one_holds():
+    done = subprocess.run([sys.executable, BENCHMARK], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "finds no CUDA GPU: nothing has been checked" in done.stdout
+    small = ("--accelerator", "cpu", "--rounds", "1", "--batches", "6", "--width", "16", "--rows", "4")
+    done = subprocess.run([sys.executable, BENCHMARK, *small], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split(":")[0].split() for line in done.stdout.splitlines()[1:6]] == [
+        ["holds", "side_stream"],
+        *(["passed", "over", name] for name in ("graphs", "overlap", "no_wait", "memory")),
+    ]
