@@ -32,9 +32,8 @@ def load_newest(folder: Folder, limit: int | None = None, aside: bool = True, sh
     Raises:
         CheckpointError: if there are some and none verifies; it lists why. Nothing is renamed then.
     """
-    names = folder.names()
     manifests, bad = {}, {}
-    for name in names:
+    for name in folder.names():
         try:
             manifests[name] = folder.manifest(name)
         except CheckpointError as error:
@@ -47,18 +46,23 @@ def load_newest(folder: Folder, limit: int | None = None, aside: bool = True, sh
             continue
         _pass_over(folder, bad, aside)
         return Found(folder, name, manifest, state)
-    if manifests and not bad:
-        raise CheckpointError(
-            f"{folder.place} has no checkpoint of the run that wrote there last, only of other runs, such as "
-            f"{min(manifests)}: name the one to go on from with resume=, or give another checkpoint_dir"
-        )
-    if bad:
-        reasons = "\n".join(f"  {name}: {error}" for name, error in bad.items())
-        raise CheckpointError(
-            f"none of the {len(bad)} checkpoints in {folder.place} can be gone on from:\n{reasons}\n"
-            "Nothing is trained from scratch in their place: name another one with resume=, or move these away"
-        )
+    if manifests or bad:
+        raise _none(folder, min(manifests, default=None), bad)
     return None
+
+
+def _none(folder: Folder, other: str | None, bad: dict[str, CheckpointError]) -> CheckpointError:
+    """Why none can be taken of those that are there: ``other`` is one of another run."""
+    if not bad:
+        return CheckpointError(
+            f"{folder.place} has no checkpoint of the run that wrote there last, only of other runs, such as "
+            f"{other}: name the one to go on from with resume=, or give another checkpoint_dir"
+        )
+    reasons = "\n".join(f"  {name}: {error}" for name, error in bad.items())
+    return CheckpointError(
+        f"none of the {len(bad)} checkpoints in {folder.place} can be gone on from:\n{reasons}\n"
+        "Nothing is trained from scratch in their place: name another one with resume=, or move these away"
+    )
 
 
 def load_one(folder: Folder, name: str, limit: int | None = None, shards: Shards = "whole") -> Found:

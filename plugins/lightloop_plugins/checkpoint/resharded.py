@@ -25,8 +25,8 @@ from torch.futures import Future
 
 from lightloop_plugins._sharding import Sharding
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.sharded import together
 from lightloop_plugins.checkpoint.shards import INDEX, Entry, Part, Source, Stored
+from lightloop_plugins.checkpoint.together import together
 from lightloop_plugins.checkpoint.tree import mapped
 
 T = TypeVar("T")

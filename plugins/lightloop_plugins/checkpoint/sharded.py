@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     Metadata,
@@ -27,8 +26,8 @@ from lightloop_plugins.checkpoint.saver import Saver
 from lightloop_plugins.checkpoint.shards import INDEX, Entry, Part, shard_file, write_index
 from lightloop_plugins.checkpoint.storage import Content, Folder
 from lightloop_plugins.checkpoint.tensors import to_bytes
+from lightloop_plugins.checkpoint.together import together
 
-T = TypeVar("T")
 OWN = "ranks."
 """How the names of tensors begin that a rank has for itself."""
 
@@ -177,19 +176,6 @@ class Follower(Saver):
 
     def _name(self, body: Mapping[str, Any], prefix: str) -> str:
         return prefix
-
-
-def together(work: Callable[[], T]) -> T:
-    """What ``work`` returns, with the error of whichever rank it was."""
-    try:
-        return work()
-    except CheckpointException as failed:
-        rank, (error, _) = next(iter(sorted(failed.failures.items())))
-        where = f"on rank {rank}: "
-        if isinstance(error, OSError):
-            raise OSError(error.errno, where + (error.strerror or str(error))) from error
-        said = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-        raise CheckpointError(where + said) from error
 
 
 def _described(tensor: DTensor) -> tuple[int | None, ...]:

@@ -176,23 +176,24 @@ class Folder(ABC):
             raise CheckpointError(
                 f"{what} has {manifest.size} bytes where at most {limit} are expected for this module: is it of another one?"
             )
-        data = {file: self._verified(name, file, *manifest.files[file]) for file in (TENSORS, STATE)}
-        tensors = from_bytes(data[TENSORS], f"{TENSORS} of {what}")
+        tensors = from_bytes(self._verified(name, TENSORS, *manifest.files[TENSORS]), f"{TENSORS} of {what}")
         if INDEX in manifest.files:
             stored = self._stored(name, manifest).all()
             if twice := sorted(stored.keys() & tensors.keys()):
                 raise CheckpointError(f"{what} is damaged or not Lightloop's: it has {twice[0][:100]} twice")
             tensors |= stored
-        for file in manifest.files:
-            if file not in data and shards == "verified":
+        text = self._verified(name, STATE, *manifest.files[STATE])
+        if shards == "verified":
+            for file in manifest.files.keys() - {TENSORS, STATE}:
                 self._verified(name, file, *manifest.files[file])
-        state = decode(from_json(bytes(data[STATE]), f"{STATE} of {what}"), tensors)
+        state = decode(from_json(bytes(text), f"{STATE} of {what}"), tensors)
         check_form(state, STATES.get(manifest.body.get("content"), object), f"{STATE} of {what}")
-        if shards != "whole" or INDEX not in manifest.files:
-            return manifest, state
-        from lightloop_plugins.checkpoint.resharded import read_all
+        return manifest, self._whole(state) if shards == "whole" and INDEX in manifest.files else state
 
-        return manifest, read_all(state, None)
+    def _whole(self, state: Any) -> Any:
+        from lightloop_plugins.checkpoint.resharded import read_all  # torch.distributed, which few runs need
+
+        return read_all(state, None)
 
     def _stored(self, name: str, manifest: Manifest) -> Source:
         def read(file: str) -> Mapping[str, Tensor]:
