@@ -1,4 +1,4 @@
-"""Find where a run reads the values of tensors, each of which makes the host wait for the device."""
+"""Find where a run makes the host wait for the device: by reading the values of tensors, or copying some to the device."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,6 +24,8 @@ CALLS = {
 """Methods of a tensor that need its values."""
 OPERATORS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_consecutive"}
 """Operators that do, whoever calls them: their result, or its shape, depends on values."""
+MAKERS = {"tensor", "as_tensor", "asarray"}
+"""Functions that copy what they are given to a device, and wait for it."""
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OPTIMIZERS = TORCH + "optim" + os.sep
 OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -30,7 +33,7 @@ OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 @dataclass(frozen=True)
 class Sync:
-    """One read of a tensor's value."""
+    """One read of a tensor's value, or one copy to a device that waits."""
 
     what: str
     """What was called, such as "item"."""
@@ -50,7 +53,8 @@ class Sync:
 def count_syncs() -> Iterator[list[Sync]]:
     """Collect every read of a tensor's value while the context is open, on any device, the CPU included.
 
-    That optimizers of torch read their count of steps is left out: they keep it on the CPU.
+    With them is every copy from the host to a device that is not ``non_blocking``, such as ``torch.tensor(1.0,
+    device="cuda")``: it waits for all that the device has to do. That optimizers of torch read their count of steps is left out: they keep it on the CPU.
 
     .. code-block:: python
 
@@ -78,7 +82,8 @@ class _Calls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = func.__name__
-        if name not in CALLS and not (name == "to" and _leaves_device(*args, **(kwargs or {}))):
+        leaves = name == "to" and _leaves_device(*args, **(kwargs or {}))
+        if name not in CALLS and not leaves and not (name in MAKERS and _makes_there(*args, **(kwargs or {}))):
             return func(*args, **(kwargs or {}))
         _record(self.syncs, name)
         self.inside = True
@@ -96,7 +101,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in OPERATORS and not self.calls.inside:
+        waits = name in OPERATORS or (name in FILLS and FILLS[name](*args, **(kwargs or {})))
+        if waits and not self.calls.inside:
             _record(self.syncs, name)
         return func(*args, **(kwargs or {}))
 
@@ -104,6 +110,26 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _leaves_device(tensor: Any, *args: Any, **kwargs: Any) -> bool:
     targets = [value for value in (*args, *kwargs.values()) if isinstance(value, (str, torch.device))]
     return tensor.device.type != "cpu" and any(torch.device(target).type == "cpu" for target in targets)
+
+
+def _makes_there(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> bool:
+    return _is_device(device) and not (isinstance(data, Tensor) and _is_device(data.device))
+
+
+def _copy_waits(source: Tensor, *, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> bool:
+    return not non_blocking and source.device.type == "cpu" and _is_device(device)
+
+
+def _fill_waits(target: Tensor, source: Tensor, non_blocking: bool = False) -> bool:
+    return not non_blocking and source.device.type == "cpu" and _is_device(target.device)
+
+
+def _is_device(device: Any) -> bool:
+    return device is not None and torch.device(device).type not in ("cpu", "meta")
+
+
+FILLS: dict[str, Callable[..., bool]] = {"_to_copy": _copy_waits, "copy_": _fill_waits}
+"""Operators that may copy to a device, each with what says whether a call waits for it."""
 
 
 def _record(syncs: list[Sync], what: str) -> None:

@@ -28,7 +28,8 @@ DEVICES = 2
 
 counts: Counter[str] = Counter()
 """Since the process began, or since it was last cleared: ``ops`` in all; ``reads``, those that made the host wait for a
-value (``item``, ``bool``, ``equal``, a copy to the host); ``to_device`` and ``to_host``, tensors that were copied over."""
+value (``item``, ``bool``, ``equal``, a copy to the host); ``to_device`` and ``to_host``, tensors that were copied over;
+``waits``, those copied to the device that were not ``non_blocking``."""
 
 _libraries: list[Any] = []  # a library that nobody holds is taken out again
 _random = torch.Generator().manual_seed(0)
@@ -160,7 +161,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _refuse_mixture(op, tensors, ours)
     wanted = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
     stays = wanted is None or wanted.type == NAME
-    _count(op, args, ours, stays)
+    _count(op, args, ours, stays, kwargs.get("non_blocking", False))
     index = wanted.index if wanted is not None else ours[0].device.index if ours else None
     on_host, with_host = tree_map(_host, (args, dict(kwargs)))
     out = _with_own_random(op, on_host, with_host)
@@ -176,6 +177,7 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     """What ``torch.tensor(1, device="toy")`` ends in, beneath the reach of ``__torch_dispatch__``."""
     counts["ops"] += 1
     counts["to_device"] += not isinstance(source, ToyTensor)
+    counts["waits"] += not isinstance(source, ToyTensor) and not non_blocking
     _host(target).copy_(_host(source))
     return target
 
@@ -190,7 +192,7 @@ def _refuse_mixture(op: Any, tensors: list[Tensor], ours: list[ToyTensor]) -> No
         )
 
 
-def _count(op: Any, args: Any, ours: list[ToyTensor], stays: bool) -> None:
+def _count(op: Any, args: Any, ours: list[ToyTensor], stays: bool, non_blocking: bool) -> None:
     counts["ops"] += 1
     into = args[0] if op is _aten.copy_.default else None
     to_host = (op is _aten._to_copy.default and bool(ours) and not stays) or (
@@ -201,6 +203,7 @@ def _count(op: Any, args: Any, ours: list[ToyTensor], stays: bool) -> None:
     )
     counts["to_host"] += to_host
     counts["to_device"] += to_device
+    counts["waits"] += to_device and not (non_blocking or args[2:] == (True,))
     counts["reads"] += to_host or op in _READS
 
 

@@ -1,13 +1,15 @@
 """Copies out of pinned memory go by a stream of their own, and each call that keeps that right is made, in its order."""
 
+import contextlib
+import itertools
 import pickle
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from lightloop import Trainer
-from lightloop.testing import TinyClassifier, classification_batches, toy_device
+from lightloop import Plugin, Trainer, hookimpl
+from lightloop.testing import TinyClassifier, classification_batches, count_syncs, toy_device
 from lightloop_plugins.accelerators import _transfer
 from lightloop_plugins.accelerators._transfer import SideStream
 
@@ -178,3 +180,64 @@ def test_training_with_streams_of_torch_is_bit_equal_to_the_cpu(toy, pinned, mon
     assert {type(stream) for stream in used} == {torch.Stream}
     for one, other in zip(ours, trained("cpu"), strict=True):
         assert torch.equal(one, other)
+
+
+def test_with_all_default_plugins_a_batch_copies_its_own_tensors_waits_for_no_copy_and_reads_nothing(toy, tmp_path):
+    """But the two that act by the clock or when an epoch ends: a progress bar reads as often as it draws, a save all there is."""
+    seen = []
+
+    class Counts(Plugin):
+        name, after = "counts", ("accelerator",)
+
+        @hookimpl
+        def before_batch(self, loop):
+            seen.append(tuple(toy_device.counts[kind] for kind in ("to_device", "waits", "reads")))
+
+    options = {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2, "track_grad_norm": 2.0, "log_lr": "step"}
+    trainer = Trainer(
+        [Counts(), "-progress", "-checkpoint"],
+        accelerator="toy",
+        default_root_dir=tmp_path,
+        log_every_n_steps=100,
+        **options,
+    )
+    trainer.fit(TinyClassifier(), classification_batches(12))
+    moved, waits, reads = zip(
+        *(map(int.__sub__, after, before) for before, after in itertools.pairwise(seen)), strict=True
+    )
+    assert moved[2:] == (2,) * 9  # in the first window, a constant that is made once
+    assert waits[2:] == reads[2:] == (0,) * 9
+
+
+@pytest.mark.parametrize(
+    ("copy", "waits"),
+    [
+        (lambda toy: torch.ones(2).to(toy), 1),
+        (lambda toy: torch.ones(2).to(toy, non_blocking=True), 0),
+        (lambda toy: torch.zeros(2, device=toy).copy_(torch.ones(2)), 1),
+        (lambda toy: torch.zeros(2, device=toy).copy_(torch.ones(2), True), 0),
+        (lambda toy: torch.full((2,), 3.0, device=toy), 0),
+        (lambda toy: torch.zeros(2, device=toy).mul_(2.0), 0),
+    ],
+)
+def test_copies_that_wait_are_counted(toy, copy, waits):
+    with count_syncs() as syncs:
+        copy(toy)
+    assert len(syncs) == waits
+    assert toy_device.counts["waits"] == waits
+    assert all(sync.what in ("_to_copy", "copy_") for sync in syncs)
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_tensors_that_are_made_on_a_device_wait(toy, make):
+    make(1.0, device=toy)
+    assert toy_device.counts["waits"] == 1
+    there = torch.zeros(2, device=toy)
+    with count_syncs() as syncs:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # under a mode, torch cannot make one on a device that is written in Python
+            make(1.0, device=toy)
+        torch.as_tensor(there, device=toy)
+        make(1.0, device="cpu")
+    assert [sync.what for sync in syncs] == [make.__name__]
