@@ -34,7 +34,10 @@ class Whole(TensorDataset):
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         """The batch of the samples at ``indices``, as ``default_collate`` makes it of them."""
         index = torch.tensor(indices)
-        return [tensor.index_select(0, index.to(tensor.device)) for tensor in self.tensors]
+        return [
+            tensor.index_select(0, index.to(tensor.device, non_blocking=tensor.device.type != "mps"))
+            for tensor in self.tensors
+        ]
 
 
 def can(loader: Any) -> bool:

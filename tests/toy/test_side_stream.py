@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches, count_syncs, toy_device
@@ -241,3 +242,22 @@ def test_tensors_that_are_made_on_a_device_wait(toy, make):
         torch.as_tensor(there, device=toy)
         make(1.0, device="cpu")
     assert [sync.what for sync in syncs] == [make.__name__]
+
+
+def test_a_dataset_that_lies_on_the_device_is_read_there_without_a_wait(toy):
+    data = TensorDataset(*(torch.cat(parts).to(toy) for parts in zip(*classification_batches(4), strict=True)))
+    toy_device.counts.clear()
+    seen = []
+
+    class Counts(Plugin):
+        name = "counts"
+
+        @hookimpl
+        def before_batch(self, loop):
+            seen.append((loop.batch[0].device, toy_device.counts["waits"], toy_device.counts["reads"]))
+
+    module = TinyClassifier().to(toy)
+    toy_device.counts.clear()
+    Trainer(["-*", "whole_batches", Counts()], accelerator="toy").fit(module, DataLoader(data, batch_size=8))
+    assert seen == [(toy, 0, 0)] * len(seen)
+    assert len(seen) == len(data) // 8

@@ -67,7 +67,7 @@ class SideStream:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``; out of pageable memory, the program waits until it has been read, and for nothing else."""
+    """``tensor`` on ``device``; torch does not wait, but out of pageable memory the driver does until it has read that."""
     return tensor.to(device, non_blocking=device.type not in BLOCKING)
 
 
