@@ -87,6 +87,15 @@ def test_the_best_and_the_newest_are_kept(tmp_path):
     assert steps(tmp_path / "max") == [8]
 
 
+def test_where_a_fit_has_saved_is_known_through_the_evaluations_that_follow(tmp_path):
+    trainer = fit(tmp_path, Scored([5, 1, 3]), 3, save_every=1, monitor="score")
+    checkpoint = trainer.plugin("checkpoint")
+    trainer.validate(TinyClassifier(), classification_batches(1))
+    assert (checkpoint.last_path, checkpoint.best_path) == tuple(
+        f"{tmp_path}/step-{step:09d}-batch-{step:09d}" for step in (3, 2)
+    )
+
+
 def test_c33_a_resumed_run_ranks_what_both_lives_have_saved(tmp_path):
     keep = {"save_every": 1, "monitor": "score", "save_top_k": 2, "save_last": 1}
     fit(tmp_path, Scored([3.0, 4.0, 5.0]), 3, **keep)

@@ -89,7 +89,8 @@ class Checkpoint(Plugin):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self._forget()
+        if loop.stage == "fit":  # what a fit has saved is known through the evaluations that follow
+            self._forget()
         if self.directory is not None:
             loop.stash[DIRECTORY] = os.fspath(self.directory)
         if loop.stage != "fit" or not self.enabled:
