@@ -3,6 +3,7 @@
     python benchmarks/costs.py [--quick] [--json FILE]
 
 CPU time, on one thread. The times are of this machine; what can be compared with another's is the ratio beside each.
+Rounds are interleaved, what is compared is compared within a round, and what counts is the median.
 """
 
 import argparse
@@ -24,11 +25,13 @@ from loop import Net, Timed, make_data
 from lightloop import Plugin, Trainer, hookimpl
 
 IMPORTS = """
-import time, torch
+import time
 begin = time.process_time()
+import torch
+there = time.process_time()
 import lightloop
 lightloop.discover()
-print(time.process_time() - begin)
+print(there - begin, time.process_time() - there)
 """
 FIRST_STEP = """
 import sys, time, torch
@@ -62,6 +65,16 @@ class Listens(Plugin):
         pass
 
 
+class Surrounds(Plugin):
+    """Is around each step and does nothing."""
+
+    name = "surrounds"
+
+    @hookimpl(wrapper=True)
+    def step(self):
+        return (yield)
+
+
 @contextlib.contextmanager
 def quietly():
     """Drop the tables that some plugins print."""
@@ -69,13 +82,17 @@ def quietly():
         yield
 
 
-def in_new_process(program, times):
-    """The median of what ``program`` prints."""
-    runs = (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        for _ in range(times)
-    )
-    return statistics.median(float(run.stdout.split()[-1]) for run in runs)
+def in_new_process(times, *programs):
+    """Of each of ``programs`` the medians of the numbers that it prints, with all bytecode in place."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    found = [[] for _ in programs]
+    for number in range(times + 1):  # the first one writes the bytecode
+        for numbers, program in zip(found, programs, strict=True):
+            asked = [sys.executable, "-c", program]
+            run = subprocess.run(asked, capture_output=True, text=True, check=True, env=environ)
+            if number:
+                numbers.append([float(each) for each in run.stdout.splitlines()[-1].split()])
+    return [[statistics.median(each) for each in zip(*numbers, strict=True)] for numbers in found]
 
 
 def several(kind):
@@ -86,15 +103,20 @@ def several(kind):
 
 
 def per_batch(data, rounds, *variants):
-    """Microseconds per batch of each of ``variants``, which are plugins and options of bare runs, in interleaved rounds."""
+    """Microseconds per batch of each of ``variants``, which are plugins and options of bare runs, round by round."""
     found = [[] for _ in variants]
-    for _ in range(rounds):
+    for _ in range(rounds + 1):
         for times, (plugins, options) in zip(found, variants, strict=True):
             timed = Timed(data)
             with tempfile.TemporaryDirectory() as folder, quietly():
                 Trainer(["-*", *plugins], default_root_dir=folder, **options).fit(Net("bare"), timed)
-            times.append(timed.seconds / (len(data) - 101) * 1e6)
-    return [statistics.median(times) for times in found]
+            times.append(timed.microseconds)
+    return [times[1:] for times in found]  # the first one warms up
+
+
+def median_of(times, but=None, by=1):
+    """The median of ``times``, less those ``but`` of the same round, divided ``by`` how many it is."""
+    return statistics.median(time - less for time, less in zip(times, but or [0] * len(times), strict=True)) / by
 
 
 class Watch(Plugin):
@@ -103,20 +125,23 @@ class Watch(Plugin):
     name = "watch"
 
     def check(self):
-        self.marks, self.seen = (), []
+        self.marks, self.seen = (), {}
 
     @hookimpl
     def after_batch(self, loop):
         if loop.total_batches in self.marks:
             gc.collect()
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.seen.append((loop.total_batches, pages * resource.getpagesize() / 2**20))
+            self.seen[loop.total_batches] = time.process_time(), pages * resource.getpagesize() / 2**20
 
 
 def long_run(steps):
-    """Resident memory, in MiB, after the first 1,000 of ``steps`` steps and at the end, with what a full run has live."""
+    """Microseconds per step of 1,000 steps, and memory in MiB after them, near the begin and at the end of so many.
+
+    Live is what a full run has; the first 1,000 steps are out of the clock.
+    """
     watch = Watch()
-    watch.marks = (1000, steps - 1)
+    watch.marks = (1000, 2000, steps - 1001, steps - 1)  # each is the number of batches before it
     options = {
         "gradient_clip_val": 1.0,
         "track_grad_norm": 2,
@@ -124,8 +149,11 @@ def long_run(steps):
         "max_epochs": -1,
         "max_steps": steps,
     }
-    Trainer(["-*", "log_every", "running_loss", "throughput", watch], **options).fit(Net("full"), make_data(500))
-    return watch.seen
+    with quietly():
+        plugins = ["-*", "log_every", "running_loss", "throughput", watch]
+        Trainer(plugins, **options).fit(Net("full"), make_data(500))
+    (begin, _), (early, early_memory), (late, _), (end, memory) = (watch.seen[mark] for mark in watch.marks)
+    return (early - begin) * 1000, early_memory, (end - late) * 1000, memory
 
 
 def share_of_saving(batches):
@@ -151,29 +179,36 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data, rounds, steps = make_data(1000), 3 if arguments.quick else 9, 5_000 if arguments.quick else 50_000
-    bare, idle, listening, traced = per_batch(
+    bare, idle, listening, surrounding, traced = per_batch(
         data, rounds,
-        ((), {}), (several(Idle), {}), (several(Listens), {}), (["run_dir"], {"trace": True}),
+        ((), {}), (several(Idle), {}), (several(Listens), {}), (several(Surrounds), {}), (["run_dir"], {"trace": True}),
     )  # fmt: skip
-    first, last = long_run(steps)
-    folder = str(Path(__file__).parent)
+    early, early_memory, late, memory = long_run(steps)
+    first_step = FIRST_STEP.format(folder=str(Path(__file__).parent), train="{train}")
+    (torch_import, own_import), (first,), (plain_first,) = in_new_process(
+        rounds, IMPORTS, *(first_step.format(train=train) for train in ("lightloop", "plain"))
+    )
     figures = {
-        "import, s": in_new_process(IMPORTS, rounds),
-        "first step, s": in_new_process(FIRST_STEP.format(folder=folder, train="lightloop"), rounds),
-        "first step of the plain loop, s": in_new_process(FIRST_STEP.format(folder=folder, train="plain"), rounds),
-        "a bare batch, µs": bare,
-        "each of 20 idle plugins, µs a batch": (idle - bare) / 20,
-        "each of 20 plugins that hear of each batch, µs a batch": (listening - bare) / 20,
-        "the same batch with trace=True, µs": traced,
-        f"memory after 1,000 of {steps:,} steps, MiB": first[1],
-        f"memory after {steps:,} steps, MiB": last[1],
+        "import lightloop and find all plugins, s": own_import,
+        "the same, × import torch": own_import / torch_import,
+        "from nothing to the end of the first step, s": first,
+        "the same, × the plain loop": first / plain_first,
+        "a bare batch, µs": median_of(bare),
+        "each of 20 idle plugins, µs a batch": median_of(idle, bare, 20),
+        "each of 20 plugins that hear of each batch, µs a batch": median_of(listening, bare, 20),
+        "each of 20 plugins around each step, µs a batch": median_of(surrounding, bare, 20),
+        "a bare batch with trace=True, µs": median_of(traced),
+        "a step of a full run after 1,000, µs": early,
+        f"a step of it after {steps - 1000:,}, µs": late,
+        "memory after 2,000 of its steps, MiB": early_memory,
+        f"memory after {steps:,}, MiB": memory,
+        "checkpoints every 500 of 2,000 batches, % of the time": 100 * share_of_saving(2000),
     }
-    figures["of 2,000 batches' time, checkpoints every 500 take, %"] = 100 * share_of_saving(2000)
     print("| | |\n|---|---|")
     for name, value in figures.items():
-        print(f"| {name} | {value:.3g} |" if value < 100 else f"| {name} | {value:.0f} |")
+        print(f"| {name} | {value:.3g} |" if abs(value) < 100 else f"| {name} | {value:.0f} |")
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=2))
+        Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":
