@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches, count_syncs
+from lightloop.testing.ranks import run_ranks, values_of
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "loop.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CASES = ("bare", "standard", "full")
 HEAVY = (
     "fsspec",
@@ -32,12 +34,19 @@ HEAVY = (
 
 
 @pytest.fixture(scope="module")
-def benchmark():
+def compare():
+    """benchmarks/compare.py, whose neighbours import one another by their bare names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield importlib.import_module("compare")
+        for name in ("compare", "loop"):
+            sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def benchmark(compare):
     """The plain loop and Lightloop as benchmarks/loop.py has them."""
-    spec = importlib.util.spec_from_file_location("benchmarks_loop", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return sys.modules["loop"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -54,6 +63,28 @@ def test_it_ends_with_the_very_same_weights(benchmark, case):
     assert our_steps == steps
     for one, other in zip(plain.parameters(), ours.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def trained(compare, train, data):
+    net, steps = train("standard", data)
+    return steps, compare.flat(net.parameters())
+
+
+def test_what_has_not_trained_the_same_is_not_compared(compare, benchmark):
+    data, others = benchmark.make_data(80), benchmark.make_data(80, seed=1)
+    steps, weights = trained(compare, benchmark.plain, data)
+    compare.check_same("standard", "lightloop", *trained(compare, benchmark.lightloop, data), steps, weights)
+    with pytest.raises(AssertionError, match="standard: ignite made 19 steps, and the plain loop 20"):
+        compare.check_same("standard", "ignite", *trained(compare, benchmark.plain, data[:76]), steps, weights)
+    with pytest.raises(AssertionError, match=r"standard: the weights of ignite are .* of their way from those"):
+        compare.check_same("standard", "ignite", *trained(compare, benchmark.plain, others), steps, weights)
+    nearly = weights.clone()
+    nearly[0] = torch.nextafter(nearly[0], torch.tensor(1.0))
+    compare.check_same("standard", "ignite", steps, nearly, steps, weights)
+    with pytest.raises(AssertionError, match="the weights of lightloop"):
+        compare.check_same("standard", "lightloop", steps, nearly, steps, weights)
+    with pytest.raises(AssertionError, match="the weights of ignite are nan"):
+        compare.check_same("standard", "ignite", steps, weights * float("nan"), steps, weights)
 
 
 def calls_per_batch(*plugins, **options):
@@ -129,6 +160,15 @@ def test_an_idle_plugin_costs_no_call():
     assert calls_per_batch(Idle(), Leaves()) == calls_per_batch()
 
 
+def test_tracing_that_is_off_costs_nothing_and_is_off_again_after_a_run(tmp_path, monkeypatch, capsys):
+    off = calls_per_batch("run_dir", trace=False, default_root_dir=tmp_path)
+    traced = calls_per_batch("run_dir", trace=True, default_root_dir=tmp_path)
+    assert traced["watched"] > off.get("watched", 0) == 0
+    assert calls_per_batch("run_dir", default_root_dir=tmp_path) == off
+    monkeypatch.setenv("LIGHTLOOP_WITHOUT", "trace,profiler")
+    assert calls_per_batch("run_dir", default_root_dir=tmp_path) == off
+
+
 def test_a_run_with_every_default_plugin_reads_nothing_in_a_batch(tmp_path, capsys):
     counts = []
     for batches in (10, 30):
@@ -165,6 +205,36 @@ def test_memory_is_flat(tmp_path, capsys):
     assert at_900 - at_300 < 100, objects.counts  # one object in six batches would be as many
 
 
+class Marks(Plugin):
+    """Leaves a mark in the profile after each batch."""
+
+    name = "marks"
+
+    @hookimpl
+    def after_batch(self):
+        with record_function("after batch"):
+            pass
+
+
+def reductions(batches, accumulate):
+    """How often the gradients of all ranks were brought together, batch by batch."""
+    module = TinyClassifier()
+    size = sum(parameter.numel() for parameter in module.parameters())
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        Trainer(["-*", "ddp", Marks], accumulate_grad_batches=accumulate).fit(module, classification_batches(batches))
+    counts = [0]
+    for event in sorted(profiler.events(), key=lambda event: event.time_range.start):
+        counts[-1] += event.name == "gloo:all_reduce" and event.input_shapes == [[size]]
+        counts += [0] * (event.name == "after batch")
+    return counts
+
+
+@pytest.mark.processes
+def test_two_processes_reduce_once_in_a_window_and_not_in_the_batches_that_are_held():
+    assert values_of(run_ranks(reductions, 2, 10, 4)) == [[0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0]] * 2
+    assert values_of(run_ranks(reductions, 2, 3, 1)) == [[1, 1, 1, 0]] * 2
+
+
 @pytest.mark.processes
 def test_nothing_heavy_is_imported_but_where_it_is_used():
     program = (
@@ -178,3 +248,20 @@ def test_nothing_heavy_is_imported_but_where_it_is_used():
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["[]", "[]"]
+
+
+@pytest.mark.processes
+def test_the_collector_does_not_go_through_all_of_torch_while_plugins_are_imported():
+    program = (
+        "import gc, torch, lightloop\n"
+        "before = gc.get_stats()[2]['collections']\n"
+        "found = lightloop.discover()\n"
+        "assert len(found) > 50\n"
+        "print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count(), gc.isenabled())\n"
+        "gc.freeze()\n"  # what a program has set aside itself stays there
+        "frozen = gc.get_freeze_count()\n"
+        "lightloop.discover()\n"
+        "print(frozen > 0, gc.get_freeze_count() == frozen)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["0 0 True", "True True"]
