@@ -201,7 +201,7 @@ def _scalar(name: str, value: Number) -> Number:
 def _stack(values: list[Number], like: Tensor | list[Number] | None = None) -> Tensor | list[Number]:
     if isinstance(like, Tensor):
         if not any(isinstance(value, Tensor) for value in values):
-            return torch.tensor(values, dtype=like.dtype, device=like.device)
+            return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
         return torch.stack(
             [torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(()) for value in values]
         )

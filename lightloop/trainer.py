@@ -14,10 +14,11 @@ from torch import nn
 from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
 from lightloop.listing import Entry, from_environment
-from lightloop.loop import Loop, Operations
+from lightloop.loop import Loop
 from lightloop.manager import Manager
 from lightloop.metrics import fetch
 from lightloop.module import Module
+from lightloop.operations import Operations
 from lightloop.plugin import Plugin
 from lightloop.plugin_attributes import PluginAttributes
 from lightloop.run_attributes import RunAttributes, idle_loop

@@ -101,6 +101,8 @@ def test_a_name_without_a_test_says_what_became_of_it():
 
 
 def test_every_option_that_is_named_exists():
+    for found in discover().values():
+        assert found.left_out_by is None, f"{found.name} is left out by {found.left_out_by}"
     known = known_options(discover())
     kinds = {kind for found in discover().values() if found.plugin for kind in found.plugin.called()}
     named = {option for _, here, _ in rows() for option in re.findall(r"Trainer\((\w+)=", here) if not to_come(here)}

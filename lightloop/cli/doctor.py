@@ -12,8 +12,8 @@ from lightloop.cli.front import Parser
 from lightloop.discovery import discover
 from lightloop.found import Found, PluginError
 from lightloop.keywords import known_options
-from lightloop.loop import Operations
 from lightloop.manager import Manager
+from lightloop.operations import Operations
 from lightloop.plugin import Plugin
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from lightloop.cli.front import Parser, UsageError
 from lightloop.cli.options import read_options
-from lightloop.loop import Operations
 from lightloop.manager import OWN_ANSWER, Caller, Manager
+from lightloop.operations import Operations
 from lightloop.trainer import Trainer
 
 Chains = Mapping[str, Sequence[Caller]]

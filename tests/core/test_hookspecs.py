@@ -10,7 +10,7 @@ import torch
 
 from lightloop import Hooks, Plugin, Trainer, hookimpl
 from lightloop.dispatch import CLEAN_UP
-from lightloop.loop import Operations
+from lightloop.operations import Operations
 from lightloop.testing import Probe, Recorder, TinyClassifier, classification_batches, probe_batches
 
 SPECS = {name: spec for name, spec in vars(Hooks).items() if hasattr(spec, "lightloop_spec")}

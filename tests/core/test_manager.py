@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightloop import Found, OrderError, Plugin, PluginError, Trainer, hookimpl, hookspec, option
-from lightloop.loop import Operations
 from lightloop.manager import Manager
+from lightloop.operations import Operations
 from lightloop.selection import Selection
 from lightloop.testing import Probe, probe_batches
 

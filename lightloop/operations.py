@@ -1,0 +1,100 @@
+"""What the loop does itself where no plugin answers: the plain training that one would write by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lightloop.data import with_is_last
+from lightloop.gradients import differentiate, total_norm
+from lightloop.hookspecs import hookimpl
+from lightloop.optimizers import Setup, read_setup
+from lightloop.steps import defined
+from lightloop.window import closure
+
+if TYPE_CHECKING:
+    from lightloop.loop import Loop
+
+
+class Operations:
+    """The loop's own plain answers, asked after every plugin's; each takes every argument, so that it can be called straight."""
+
+    @hookimpl
+    def prepare_loader(self, loop: Loop, loader: Iterable[Any], stage: str) -> Iterable[Any]:
+        return loader
+
+    @hookimpl
+    def configure_optimizers(self, loop: Loop) -> Setup:
+        configure = defined(loop.module, "configure_optimizers")
+        return read_setup(configure() if configure else None, loop.module)
+
+    @hookimpl
+    def epochs_remain(self, loop: Loop) -> bool:
+        return loop.epoch < 1
+
+    @hookimpl
+    def epoch_steps(self, loop: Loop) -> float:
+        return math.inf if loop.num_batches is None else loop.num_batches
+
+    @hookimpl
+    def total_steps(self, loop: Loop) -> float | None:
+        return loop.hook.epoch_steps(loop=loop, epoch=0)
+
+    @hookimpl
+    def read_batches(self, loop: Loop) -> Iterable[tuple[Any, bool]]:
+        return with_is_last(loop.train_loader, skip=loop.batch_idx)
+
+    @hookimpl
+    def move_batch(self, loop: Loop, batch: Any) -> Any:
+        return batch
+
+    @hookimpl
+    def split_batch(self, loop: Loop) -> Sequence[Any]:
+        return (loop.batch,)
+
+    @hookimpl
+    def select_optimizers(self, loop: Loop) -> Sequence[int | None]:
+        return range(len(loop.optimizers)) or (None,)
+
+    @hookimpl
+    def hold_step(self, loop: Loop) -> bool:
+        return False
+
+    @hookimpl
+    def forward(self, loop: Loop) -> Any:
+        return loop.training_step(loop)  # type: ignore[misc]
+
+    @hookimpl
+    def backward(self, loop: Loop) -> bool:
+        differentiate(loop.loss, loop.seed, loop._seeds)  # type: ignore[arg-type]
+        return True
+
+    @hookimpl
+    def grad_norm(self, loop: Loop, norm_type: float) -> Tensor:
+        return total_norm(loop.gradients, norm_type)
+
+    @hookimpl
+    def step(self, loop: Loop) -> bool:
+        if loop._replays[loop.optimizer_idx or 0]:
+            loop.optimizer.step(closure(loop))  # type: ignore[arg-type]
+        else:
+            loop.optimizer.step()
+        return True
+
+    @hookimpl
+    def zero_grad(self, loop: Loop) -> bool:
+        for group in loop.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        return True
+
+    @hookimpl
+    def may_stop(self, loop: Loop) -> bool:
+        return True
+
+    @hookimpl
+    def evaluate_batch(self, loop: Loop) -> Any:
+        return loop.evaluation.step(loop)  # type: ignore[union-attr]
