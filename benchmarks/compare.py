@@ -92,7 +92,9 @@ def measure(workers, case, rounds, of_small):
     ratios, plain = {name: [] for name in workers}, []
     for number in range(rounds + 1):  # the first warms up
         count = batches(case, of_small if number else min(of_small, 200))
-        found = {name: worker.run(case, count) for name, worker in workers.items()}
+        turn = number % len(workers)  # each is the first one at times
+        order = [*workers, *workers][turn : turn + len(workers)]
+        found = {name: workers[name].run(case, count) for name in order}
         base, steps, weights = found["plain"]
         for name, (microseconds, its_steps, its_weights) in found.items():
             check_same(case, name, its_steps, its_weights, steps, weights)
