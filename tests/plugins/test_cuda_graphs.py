@@ -114,7 +114,11 @@ def same(one, other):
     return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 4}, {"optimizer": few_steps}], ids=["a batch a step", "accumulated", "with a closure"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulate_grad_batches": 4}, {"optimizer": few_steps}],
+    ids=["a batch a step", "accumulated", "with a closure"],
+)
 def test_guarded_graphs_train_as_the_plain_module_to_the_bit_and_what_is_kept_stays(options):
     weights, kept = trained(Graphed, True, **options)
     plain_weights, plain_kept = trained(Plain, False, **options)
