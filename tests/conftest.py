@@ -1,4 +1,5 @@
 import os
+import signal
 import tempfile
 
 import pytest
@@ -7,6 +8,10 @@ from hypothesis import settings
 # What runs leave behind goes to a folder that is gone afterwards; spawned processes inherit the name.
 RUNS = tempfile.TemporaryDirectory(prefix="lightloop-runs-")
 os.environ["LIGHTLOOP_RUNS"] = RUNS.name
+
+# A shell lets its background jobs ignore Ctrl-C, and they their children; users' programs do not begin so.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are shared and slow at times: no example is failed for its time. The same examples on every run.
 settings.register_profile("lightloop", deadline=None, derandomize=True)

@@ -210,10 +210,11 @@ def test_where_memory_runs_out_in_a_save_what_was_saved_stays(tmp_path):
     class Growing(Probe):
         def __init__(self):
             super().__init__()
-            self.register_buffer("much", torch.zeros(20_000_000))
+            self.register_buffer("much", torch.zeros(1))
 
         def training_step(self, batch):
             if batch == 2:
+                self.much = torch.zeros(20_000_000)  # no save that is under way holds as much, and could free it
                 pages = int(Path("/proc/self/statm").read_text().split()[0])
                 limit = pages * resource.getpagesize() + 20_000_000
                 resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
