@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,7 +150,8 @@ class Trainer(RunAttributes, PluginAttributes):
         sources: Mapping[str, Callable[[], Any] | None],
         options: Mapping[str, Any],
     ) -> Loop:
-        if self._running:  # the plugins of that run would be set up anew, and taken down in the midst of it
+        if self._running and self._latest.trainer is self:  # a copy only knows of the run
+            # The plugins would be set up anew, and taken down in the midst of it.
             raise RuntimeError(
                 f"this Trainer is in the middle of a run, so it cannot {stage} as well: use another Trainer for that; in a "
                 'plugin, evaluate(loop, "validate") runs the validation of the fit'
@@ -206,7 +208,8 @@ class Trainer(RunAttributes, PluginAttributes):
 
 def _check_module(module: Any) -> None:
     if not isinstance(module, nn.Module):
-        what = f"the class {module.__name__}; make one, {module.__name__}(...)" if isinstance(module, type) else module
+        name = getattr(module, "__name__", "")
+        what = f"the class {name}; make one, {name}(...)" if isinstance(module, type) else reprlib.repr(module)
         raise TypeError(f"module must be a torch.nn.Module; it is {what}")
 
 

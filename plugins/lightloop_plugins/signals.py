@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins._handlers import Handlers, ending
+from lightloop_plugins._handlers import Handlers, Terminated, ending
 
 
 class Signals(Plugin):
@@ -62,3 +62,6 @@ class Signals(Plugin):
         self._came = number
         self._loop.interrupt(signal.Signals(number).name)
         os.write(2, f"\n{signal.Signals(number).name}: training ends after this batch\n".encode())
+
+
+__all__ = ["Signals", "Terminated"]

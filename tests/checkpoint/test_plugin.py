@@ -243,6 +243,23 @@ def test_plugins_that_differ_are_shown_and_strict_refuses(tmp_path):
         fit(tmp_path, resume=tmp_path / LocalFolder(tmp_path).names()[0], resume_strict=True)
 
 
+def test_plugins_that_are_new_and_change_the_numbers_are_shown_too(tmp_path):
+    fit(tmp_path)
+    with pytest.raises(CheckpointError, match="plugins that were not live then, and begin anew: clip\n"):
+        fit(tmp_path, resume="auto", resume_strict=True, gradient_clip_val=1.0)
+
+
+def test_who_saves_is_no_difference(tmp_path):
+    fit(tmp_path)
+    newest = tmp_path / LocalFolder(tmp_path).names()[-1]
+    fit(tmp_path, resume=newest, resume_strict=True, enable_checkpointing=False)
+
+
+def test_an_empty_path_is_refused_at_once():
+    with pytest.raises(ValueError, match="resume"):
+        Trainer(resume="")
+
+
 class Versioned(Plugin):
     name = "versioned"
     state_version = 1

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, fetch
+from lightloop import Loop, Plugin, fetch
 from lightloop_plugins.checkpoint.errors import CheckpointError
 
+SAVES = "checkpoint"
+"""The plugin that writes checkpoints: a run goes on the same without it."""
 SHOWN = 200
 """How long the text of an option's value may be."""
 
@@ -62,18 +64,22 @@ def differences(loop: Loop, body: Mapping[str, Any]) -> list[str]:
     lines = []
     there = {str(key): version for key, _, version in body.get("plugins", ())}
     here = {plugin.key: type(plugin).state_version for plugin in loop.plugins}
-    if gone := [key for key in there if key not in here]:
+    if gone := [key for key in there if key not in here and key != SAVES]:
         lines.append(f"plugins that are not live now: {', '.join(gone)}")
-    if new := [plugin.key for plugin in loop.plugins if plugin.key not in there and plugin.state_dict()]:
+    if new := [plugin.key for plugin in loop.plugins if plugin.key not in there and _matters(plugin)]:
         lines.append(f"plugins that were not live then, and begin anew: {', '.join(new)}")
-    common = [key for key in there if key in here]
-    if common != [key for key in here if key in there]:
-        lines.append(f"the order of plugins: then {', '.join(common)}")
+    if there.keys() == here.keys() and list(there) != list(here):  # with others among them, the rest may change places
+        lines.append(f"the order of plugins: then {', '.join(there)}; now {', '.join(here)}")
     was = body.get("environment", {})
     for name, now in environment(loop).items():
         if was.get(name) != now:
             lines.append(f"{name}: then {was.get(name)}, now {now}")
     return lines
+
+
+def _matters(plugin: Plugin) -> bool:
+    """Whether a run with ``plugin`` is another one than a run without it."""
+    return bool(plugin.state_dict()) or not {"gradients", "parameters"}.isdisjoint(plugin.disturbs)
 
 
 def check_same_run(loop: Loop, what: str, body: Mapping[str, Any], strict: bool) -> None:

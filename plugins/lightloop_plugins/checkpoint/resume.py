@@ -48,6 +48,8 @@ class Resume(Plugin):
     )
 
     def check(self) -> None:
+        if self.place is not None and not os.fspath(self.place):
+            raise self.refuse("place", "the path of a checkpoint or of a folder of them, or 'auto'")
         self._fitted = False
         self._forget()
 
