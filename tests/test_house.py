@@ -97,7 +97,9 @@ def test_a_plugin_is_what_its_entry_point_says(name):
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_option_is_explained_in_a_sentence(name):
-    for keyword, field in options_of(OURS[name].plugin).items():
+    found = OURS[name]
+    assert found.plugin is not None, found.problem
+    for keyword, field in options_of(found.plugin).items():
         assert re.fullmatch(r"[^a-z].*[.]", field.metadata[OPTION].help, flags=re.DOTALL), keyword
 
 

@@ -31,9 +31,11 @@ def test_each_keyword_that_a_page_gives_the_trainer_is_one(code):
         pytest.skip("a form, not a call")
     call = ast.parse(code).body[0].value
     call = call if isinstance(call.func, ast.Name) else call.func.value
-    kinds = {name for found in discover().values() for name in found.plugin.called()}
+    installed = discover().values()
+    absent = [f"{found.name} is left out by {found.left_out_by}" for found in installed if found.left_out_by]
+    kinds = {name for found in installed if found.plugin for name in found.plugin.called()}
     for keyword in call.keywords:
-        assert keyword.arg == "plugins" or keyword.arg in {*known_options(discover()), *kinds}
+        assert keyword.arg == "plugins" or keyword.arg in {*known_options(discover()), *kinds}, absent
         if not isinstance(keyword.value, ast.Name):
             ast.literal_eval(keyword.value)
 
