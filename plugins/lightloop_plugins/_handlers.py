@@ -41,10 +41,8 @@ class Terminated(BaseException):
 
 def ending(number: int) -> BaseException:
     """What to raise, when a run is closed, for the process to end by a signal."""
-    if (
-        multiprocessing.parent_process() is not None
-    ):  # multiprocessing knows nothing else, and its parent the exit status
-        return SystemExit(128 + number)
+    if multiprocessing.parent_process() is not None:
+        return SystemExit(128 + number)  # multiprocessing knows nothing else, and its parent reads the exit status
     if getattr(sys.excepthook, "func", None) is not _unhandled:
         sys.excepthook = functools.partial(_unhandled, sys.excepthook)
     return Terminated(number)

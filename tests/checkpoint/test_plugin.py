@@ -252,7 +252,8 @@ def test_plugins_that_are_new_and_change_the_numbers_are_shown_too(tmp_path):
 def test_who_saves_is_no_difference(tmp_path):
     fit(tmp_path)
     newest = tmp_path / LocalFolder(tmp_path).names()[-1]
-    fit(tmp_path, resume=newest, resume_strict=True, enable_checkpointing=False)
+    trainer = Trainer([*QUIET, "-checkpoint"], resume=newest, resume_strict=True)
+    assert trainer.fit(Probe(), probe_batches(6)).global_step == 6
 
 
 def test_an_empty_path_is_refused_at_once():
