@@ -37,12 +37,17 @@ class Every:
             * ``{0: 100, 5: "1 epoch"}``: each of these from its epoch on, nothing before the first.
 
     Raises:
-        TypeError, ValueError: if ``when`` is none of these.
+        TypeError, ValueError: if ``when`` is none of these; the message calls it ``what``, such as an option's name.
     """
 
-    def __init__(self, when: Every | int | float | str | timedelta | Callable[[Loop], Any] | Mapping[int, Any]) -> None:
+    def __init__(
+        self,
+        when: Every | int | float | str | timedelta | Callable[[Loop], Any] | Mapping[int, Any],
+        what: str = "when to act",
+    ) -> None:
         self.when: Any = when.when if isinstance(when, Every) else when
-        self._rhythm = _rhythm(self.when)
+        self._what = what
+        self._rhythm = _rhythm(self.when, what)
 
     @property
     def only_at_epoch_end(self) -> bool:
@@ -55,7 +60,7 @@ class Every:
         Raises:
             ValueError: if a fraction of an epoch is asked for and the training loader does not know its length.
         """
-        self._rhythm = _rhythm(self.when)
+        self._rhythm = _rhythm(self.when, self._what)
         self._rhythm.start(loop)
 
     def due(self, loop: Loop) -> bool:
@@ -83,39 +88,39 @@ class Every:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _rhythm(when: object) -> Rhythm:
+def _rhythm(when: object, what: str) -> Rhythm:
     if isinstance(when, bool):
-        raise TypeError(f"when to act must be {FORMS}; {when!r} is bool")
+        raise TypeError(f"{what} must be {FORMS}; {when!r} is bool")
     if isinstance(when, int):
-        return _counted("steps", when, when)
+        return _counted("steps", when, when, what)
     if isinstance(when, float):
-        return _counted("epochs", when, when)
+        return _counted("epochs", when, when, what)
     if isinstance(when, timedelta):
-        return _counted("seconds", when.total_seconds(), when)
+        return _counted("seconds", when.total_seconds(), when, what)
     if isinstance(when, Mapping):
         if not when or not all(type(epoch) is int and epoch >= 0 for epoch in when):
-            raise ValueError(f"a schedule must be {{epoch from 0: when to act}}; it is {when!r}")
+            raise ValueError(f"{what}: a schedule must be {{epoch from 0: when to act}}; it is {when!r}")
         return Schedule(
-            {epoch: _rhythm(each.when if isinstance(each, Every) else each) for epoch, each in when.items()}
+            {epoch: _rhythm(each.when if isinstance(each, Every) else each, what) for epoch, each in when.items()}
         )
     if callable(when):
         return Predicate(when)
     if not isinstance(when, str):
-        raise TypeError(f"when to act must be {FORMS}; {when!r} is {type(when).__name__}")
+        raise TypeError(f"{what} must be {FORMS}; {when!r} is {type(when).__name__}")
     amount = read_amount(when)
     if amount is None:
-        raise ValueError(f"when to act must be {FORMS}; it is {when!r}")
-    return _counted(*amount, when)
+        raise ValueError(f"{what} must be {FORMS}; it is {when!r}")
+    return _counted(*amount, when, what)
 
 
-def _counted(unit: str, count: float, when: object) -> Rhythm:
+def _counted(unit: str, count: float, when: object, what: str) -> Rhythm:
     if not 0 < count < math.inf:
-        raise ValueError(f"when to act must be above 0; it is {when!r}")
+        raise ValueError(f"{what} must be above 0; it is {when!r}")
     if unit == "seconds":
         return Seconds(count)
     if unit == "epochs" and count < 1:
         return Fractions(count)
     if count != int(count):
-        raise ValueError(f"there are only whole {unit}; when to act is {when!r}")
+        raise ValueError(f"there are only whole {unit}; {what} is {when!r}")
     kind = {"steps": Steps, "batches": Batches, "epochs": Epochs}[unit]
     return kind(int(count))

@@ -37,7 +37,7 @@ class DeviceStats(Plugin):
     )
 
     def check(self) -> None:
-        self._every = Every(50 if self.when is None else self.when)
+        self._every = Every(50 if self.when is None else self.when, "log_device_stats")
         self._seen = False
 
     @hookimpl

@@ -28,7 +28,7 @@ class LogEvery(Plugin):
     )
 
     def check(self) -> None:
-        self._every = Every(self.when or 1)
+        self._every = Every(self.when or 1, "log_every_n_steps")
         self._wanted = self._started = False
         self._pending: tuple[int, dict[str, Running]] | None = None
 

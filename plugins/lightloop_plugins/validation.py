@@ -96,7 +96,7 @@ class Validation(Plugin):
 
     def _make_rhythm(self) -> Every:
         if not isinstance(self.interval, int):
-            return Every(self.interval)
+            return Every(self.interval, "val_check_interval")
         return Every(f"{self.interval} batches") if self.every_n_epoch is None else Every(self._is_at_interval)
 
     def _is_at_interval(self, loop: Loop) -> bool:

@@ -24,7 +24,7 @@ class Trigger:
     """
 
     def __init__(self, every: Rhythm, monitor: str | None, mode: str) -> None:
-        self.every = None if every is None else Every(every)
+        self.every = None if every is None else Every(every, "save_every")
         self.monitor, self.mode = monitor, mode
         self._due = self._evaluated = False
         self._best: float | None = None

@@ -47,7 +47,9 @@ def load_path(place: str | os.PathLike[str], aside: bool = True, shards: Shards 
     for folder in (text, f"{text}/{FOLDER}"):
         if (found := load_newest(folder_of(folder), aside=aside, shards=shards)) is not None:
             return found
-    raise CheckpointError(f"there is no checkpoint at {text}: give the path of one, or of a folder of them")
+    raise CheckpointError(
+        f"there is no checkpoint at {text}: give the path of one, of a run or of a folder of them, or 'auto' for the newest"
+    )
 
 
 def weights_of(state: Mapping[str, Any]) -> dict[str, Any]:
