@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from lightloop.found import Found, PluginError, unsuited
+from lightloop.found import OWN_DISTRIBUTION, Found, PluginError, unsuited
 from lightloop.local import LOCAL, local_plugins
 from lightloop.plugin import Plugin
 
@@ -58,7 +58,7 @@ def _installed(entries: Iterable[EntryPoint], without: set[str], own_only: bool)
         other = found.get(entry.name)
         if entry.name in without:
             found[entry.name] = replace(one, left_out_by="LIGHTLOOP_WITHOUT")
-        elif own_only and one.distribution != "lightloop":
+        elif own_only and one.distribution != OWN_DISTRIBUTION:
             found.setdefault(entry.name, replace(one, left_out_by="LIGHTLOOP_DISCOVER=0"))
         elif other is None or other.left_out_by:
             found[entry.name] = _loaded(one, entry)

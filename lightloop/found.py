@@ -8,6 +8,9 @@ from importlib.metadata import version
 
 from lightloop.plugin import Plugin
 
+OWN_DISTRIBUTION = "lightloop"
+"""The distribution whose plugins are Lightloop's own."""
+
 
 class PluginError(Exception):
     """A plugin is missing, broken, or at odds with another."""

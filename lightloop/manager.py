@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pluggy
 
@@ -12,7 +13,7 @@ from lightloop.dispatch import CLEAN_UP, OWN, Relay
 from lightloop.found import PluginError
 from lightloop.hook_checks import check_answers, check_hooks
 from lightloop.hookspecs import Hooks
-from lightloop.order import places
+from lightloop.order import Order
 from lightloop.plugin import Plugin
 
 OWN_ANSWER = "the loop's own answer"
@@ -37,10 +38,17 @@ class _Registry(pluggy.PluginManager):
 
 
 class Manager:
-    """The live plugins of a run, in order, and the relay that calls their hooks."""
+    """The live plugins of a run, in order, and the relay that calls their hooks.
 
-    def __init__(self, plugins: Sequence[Plugin], operations: object) -> None:
+    Args:
+        plugins: the live plugins, in order.
+        operations: the loop's own answers.
+        absent: the other plugins that had a part in the order, for :meth:`explain`.
+    """
+
+    def __init__(self, plugins: Sequence[Plugin], operations: object, absent: Sequence[type[Plugin]] = ()) -> None:
         self.plugins = list(plugins)
+        self._absent = absent
         self._pluggy = _Registry("lightloop")
         self._pluggy.add_hookspecs(Hooks)
         self._add_hooks()
@@ -87,20 +95,19 @@ class Manager:
 
     def chains(self) -> dict[str, list[Caller]]:
         """For each hook that a plugin implements, in the order of a run, who is called; the loop's own answer last."""
-        reasons = places(self.plugins)
+        order = Order(self.plugins, self._absent)
         chains: dict[str, list[Caller]] = {}
         for hook in self.hook_names:
             impls = getattr(self._pluggy.hook, hook).get_hookimpls()
             if hook not in CLEAN_UP:
                 impls = impls[::-1]
-            seen: list[str] = []
+            seen: list[pluggy.HookImpl] = []
             for impl in impls:
                 if impl.plugin_name == OWN:
                     continue
-                pairs = [pair for other in seen for pair in ((other, impl.plugin.name), (impl.plugin.name, other))]
-                reason = "; ".join(reasons[pair] for pair in pairs if pair in reasons) or ("by name" if seen else "")
+                reason = _reason(order, seen, impl, in_reverse=hook in CLEAN_UP)
                 chains.setdefault(hook, []).append(Caller(impl.plugin_name, impl.wrapper, reason))
-                seen.append(impl.plugin.name)
+                seen.append(impl)
             if seen and any(impl.plugin_name == OWN for impl in impls):
                 chains[hook].append(Caller(None))
         return chains
@@ -114,7 +121,30 @@ class Manager:
                 kind = " around the rest" if caller.wrapper else ""
                 reason = f"  [{caller.reason}]" if caller.reason else ""
                 lines.append(f"  {number}. {caller.key or OWN_ANSWER}{kind}{reason}")
-        return "\n".join(lines) if lines else "no plugin is live: the loop's own answers are all there is"
+        if not lines:
+            return "no plugin is live: the loop's own answers are all there is"
+        return "\n".join([*lines, *Order(self.plugins, self._absent).passed_over_lines()])
+
+
+def _reason(order: Order[Plugin], seen: Sequence[pluggy.HookImpl], impl: pluggy.HookImpl, in_reverse: bool) -> str:
+    """What puts ``impl`` behind those that are called before it, ``seen``."""
+    name, others = _name(impl), [_name(other) for other in seen]
+    pairs = [(name, other) if in_reverse else (other, name) for other in others]
+    reasons = [reason for pair in pairs if (reason := order.why(*pair)) is not None]
+    said = [reason.text for reason in reasons if reason.direct] or [reason.text for reason in reasons[-1:]]
+    alike = [other for other in seen if (other.wrapper, other.tryfirst) == (impl.wrapper, impl.tryfirst)]
+    if not said and alike:
+        said = ["by name"]
+    for other in seen:  # pluggy calls wrappers, and what is marked tryfirst, before the rest
+        if other not in alike and not in_reverse and (against := order.why(name, _name(other))) and against.direct:
+            mark = "is a wrapper: this holds for what comes after its yield" if other.wrapper else "says tryfirst=True"
+            said.append(f"{against.text}, but {_name(other)} {mark}")
+    return "; ".join(said)
+
+
+def _name(impl: pluggy.HookImpl) -> str:
+    plugin: Any = impl.plugin
+    return str(plugin.name)
 
 
 __all__ = ["OWN_ANSWER", "Caller", "Manager"]

@@ -29,9 +29,9 @@ class Plugin(Implementations):
     name: ClassVar[str]
     """What users and other plugins call it."""
     before: ClassVar[tuple[str, ...]] = ()
-    """Names, groups or tags of plugins that this one runs before, if they are there."""
+    """Names, groups or tags of plugins that this one runs before; of one that is not live, before what that one is before."""
     after: ClassVar[tuple[str, ...]] = ()
-    """Names, groups or tags of plugins that this one runs after, if they are there."""
+    """Names, groups or tags of plugins that this one runs after; of one that is not live, after what that one is after."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Names, groups or tags without which this one cannot be live."""
     conflicts: ClassVar[tuple[str, ...]] = ()

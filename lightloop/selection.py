@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightloop.declarations import check_declarations, undisplaced
-from lightloop.found import Found, PluginError
+from lightloop.found import OWN_DISTRIBUTION, Found, PluginError
 from lightloop.keywords import known_options, resolve
 from lightloop.listing import Entry, Listing, is_default_here
 from lightloop.order import in_order
@@ -33,7 +33,10 @@ class Selection:
         self._given: dict[type[Plugin], dict[str, Any]] = {}
         for keyword, value in self._options.items():
             self._given.setdefault(self._known[keyword].plugin, {})[keyword] = value
-        self.live = in_order(undisplaced(self._chosen()))
+        chosen = undisplaced(self._chosen())
+        self.absent = absent(chosen, found, self._listing.classes)
+        """The plugins that are not live, and have a say in the order all the same."""
+        self.live = in_order(chosen, self.absent)
         check_declarations(self.live, self._listing.without, found)
 
     def _resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,3 +128,11 @@ class Selection:
             return ready
         fields = options_of(plugin)
         return plugin(**{fields[keyword].name: value for keyword, value in given.items()})
+
+
+def absent(live: Iterable[Plugin], found: Mapping[str, Found], listed: Iterable[type[Plugin]]) -> list[type[Plugin]]:
+    """The plugins that are installed or listed and are not live: Lightloop's own first, then those of others."""
+    there = {plugin.name for plugin in live}
+    installed = sorted(found.values(), key=lambda each: (each.distribution != OWN_DISTRIBUTION, each.name))
+    known = {each.name: each.plugin for each in installed if each.plugin} | {plugin.name: plugin for plugin in listed}
+    return [plugin for name, plugin in known.items() if name not in there]

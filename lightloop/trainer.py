@@ -14,7 +14,7 @@ from torch import nn
 
 from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
-from lightloop.listing import Entry, from_environment
+from lightloop.listing import Entry, Listing, from_environment
 from lightloop.loop import Loop
 from lightloop.manager import Manager
 from lightloop.metrics import fetch
@@ -23,7 +23,7 @@ from lightloop.operations import Operations
 from lightloop.plugin import Plugin
 from lightloop.plugin_attributes import PluginAttributes
 from lightloop.run_attributes import RunAttributes, idle_loop
-from lightloop.selection import Selection
+from lightloop.selection import Selection, absent
 from lightloop.state import Stage, Status
 from lightloop.steps import defined
 from lightloop.world import World
@@ -136,7 +136,7 @@ class Trainer(RunAttributes, PluginAttributes):
 
     def explain(self) -> str:
         """For each hook in the order of a run: who is called, in which order, and what put it there."""
-        return Manager(self.plugins, Operations()).explain()
+        return manager_of(self).explain()
 
     def _chosen(self, options: Mapping[str, Any]) -> list[Plugin]:
         live = Selection(discover(), self._listed, {**self._options, **options}, from_environment()).live
@@ -204,6 +204,13 @@ class Trainer(RunAttributes, PluginAttributes):
         vars(self).update(state)
         if self.loop is not None:
             self.loop.plugins = self.plugins = self._chosen({})
+
+
+def manager_of(trainer: Trainer) -> Manager:
+    """A manager of the live plugins of ``trainer`` that can explain their order."""
+    found = discover()
+    listed = Listing(found, trainer._listed).classes
+    return Manager(trainer.plugins, Operations(), absent(trainer.plugins, found, listed))
 
 
 def _check_module(module: Any) -> None:

@@ -10,11 +10,13 @@ import torch
 
 from lightloop.cli.front import Parser
 from lightloop.discovery import discover
-from lightloop.found import Found, PluginError
+from lightloop.found import OWN_DISTRIBUTION, Found, PluginError
 from lightloop.keywords import known_options
 from lightloop.manager import Manager
 from lightloop.operations import Operations
+from lightloop.order import Order
 from lightloop.plugin import Plugin
+from lightloop.selection import absent
 
 
 def doctor(arguments: list[str]) -> int:
@@ -32,13 +34,14 @@ def doctor(arguments: list[str]) -> int:
             known_options(found)
         except PluginError as error:
             broken.append(str(error))
-    ours = sum(each.distribution == "lightloop" for each in found.values())
+    ours = sum(each.distribution == OWN_DISTRIBUTION for each in found.values())
     print(f"\nplugins: {ours} of lightloop")
     for each in found.values():
-        if each.distribution != "lightloop":
+        if each.distribution != OWN_DISTRIBUTION:
             print(f"  {each}")
     hosts = [_bare(each.plugin) for each in found.values() if each.plugin and each.plugin.hookspecs]
     broken += [f"plugin {each}: {reason}" for each in found.values() if (reason := _fault(each, hosts)) is not None]
+    broken += Order([], absent([], found, [])).passed_over_lines()
     for each in found.values():
         if each.left_out_by:
             print(f"  {each} is left out by {each.left_out_by}")

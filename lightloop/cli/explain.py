@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from lightloop.cli.front import Parser, UsageError
 from lightloop.cli.options import read_options
-from lightloop.manager import OWN_ANSWER, Caller, Manager
-from lightloop.operations import Operations
-from lightloop.trainer import Trainer
+from lightloop.manager import OWN_ANSWER, Caller
+from lightloop.trainer import Trainer, manager_of
 
 Chains = Mapping[str, Sequence[Caller]]
 ROW, LABEL, GAP, CHARACTER = 34, 190, 18, 7.2
@@ -29,8 +28,9 @@ def explain(arguments: list[str]) -> int:
         trainer = Trainer(plugins, **options)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    chains = Manager(trainer.plugins, Operations()).chains()
-    print(mermaid(chains) if said.mermaid else svg(chains) if said.svg else trainer.explain())
+    manager = manager_of(trainer)
+    chains = manager.chains()
+    print(mermaid(chains) if said.mermaid else svg(chains) if said.svg else manager.explain())
     return 0
 
 

@@ -230,6 +230,20 @@ def test_doctor_finds_hooks_that_do_not_exist(run, tmp_path, monkeypatch):
     )
 
 
+def test_doctor_names_a_plugin_whose_place_contradicts_the_others(run, tmp_path, monkeypatch):
+    source = (
+        "from lightloop import Plugin\nclass Odd(Plugin):\n    name, after, before = 'odd', ('clip',), ('precision',)\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    monkeypatch.setenv("LIGHTLOOP_LOCAL", str(tmp_path / "mine.py"))
+    code, out, _ = run("doctor")
+    sys.modules.pop("lightloop_local")
+    assert code == 1
+    assert (
+        "\n  plugin 'odd' is not live and its before and after are ignored, since they contradict the others': " in out
+    )
+
+
 # ------------------------------------------------------------------------------------------------- options and the runs
 
 

@@ -506,3 +506,48 @@ def test_explain_says_who_is_called_in_which_order_and_why():
         "  2. first  [by name]",
     ]
     assert Manager([], Operations()).explain() == ("no plugin is live: the loop's own answers are all there is")
+
+
+def test_explain_names_the_absent_plugin_that_a_place_comes_from():
+    look = of_hooks("a_look", before_step=hookimpl(lambda self: None), after=("clip",))
+    amp = of_hooks("zz", before_step=hookimpl(lambda self: None), group="scaling")
+    clip = make("clip", after=("scaling",))
+    live = Selection(installed(clip), [look, amp], {}).live
+    assert Manager(live, Operations(), [clip]).explain().splitlines() == [
+        "before_step",
+        "  1. zz",
+        "  2. a_look  [a_look says after='clip', clip says after='scaling'; not live: clip]",
+    ]
+
+
+def test_listed_plugins_that_another_displaces_have_a_say_in_the_order_too():
+    first, last = make("zz"), make("a", after=("mid",), displaces=("mid",))
+    assert live(listed=[make("mid", after=("zz",)), last, first]) == ["zz", "a"]
+
+
+def test_explain_of_a_trainer_counts_what_is_installed_and_says_what_is_ignored():
+    look = of_hooks("a_look", after_epoch=hookimpl(lambda self: None), after=("early_stopping",))
+    text = Trainer(["-*", look, "validation", "log_every"]).explain()
+    assert (
+        "a_look  [a_look says after='early_stopping', early_stopping says after='validation'; not live: early_" in text
+    )
+    assert "ignored" not in text
+    odd = make("odd", after=("checkpoint",), before=("log_every",))
+    text = Trainer(["-*", look, "validation", odd, make("over", displaces=("odd",))]).explain()
+    assert (
+        "\nplugin 'odd' is not live and its before and after are ignored, since they contradict the others': " in text
+    )
+    assert "odd runs before log_every: odd says before='log_every'" in text
+
+
+def test_explain_says_what_a_place_means_beside_a_wrapper():
+    plain = of_hooks("plain", before_step=hookimpl(lambda self: None), before=("around",))
+    around = of_hooks("around", before_step=hookimpl(lambda self: (yield), wrapper=True))
+    early = of_hooks("zz", before_step=hookimpl(lambda self: None, tryfirst=True), after=("plain",))
+    assert Manager([plain, around, early], Operations()).explain().splitlines() == [
+        "before_step",
+        "  1. around around the rest",
+        "  2. zz",
+        "  3. plain  [plain says before='around', but around is a wrapper: this holds for what comes after its yield; "
+        "zz says after='plain', but zz says tryfirst=True]",
+    ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightloop import OrderError, Plugin, in_order
-from lightloop.order import places
+from lightloop import OrderError, Plugin, discover, in_order
+from lightloop.order import Order
 
 
 def make(name, *, before=(), after=(), group=None, tags=()):
@@ -142,10 +143,98 @@ def test_a_cycle_of_two_of_one_name():
         in_order(plugins)
 
 
-def test_places_gives_the_reason_of_each_edge():
-    assert places([make("clip", after=("precision", "nobody")), make("amp", group="precision", before=("clip",))]) == {
-        ("amp", "clip"): "clip says after='precision'"
-    }
-    assert places([make("stop"), make("stop")]) == {
-        ("stop", "stop"): "two 'stop' keep the order in which they are listed"
-    }
+def test_each_place_has_a_reason():
+    order = Order([make("clip", after=("precision", "nobody")), make("amp", group="precision", before=("clip",))])
+    assert order.why("amp", "clip") == ("clip says after='precision'", True)
+    assert order.why("clip", "amp") is None
+    assert Order([make("stop"), make("stop")]).why("stop", "stop") == (
+        "two 'stop' keep the order in which they are listed",
+        True,
+    )
+
+
+# ------------------------------------------------------------------------------------------- those that are not live
+
+
+def after_all_before(absent):
+    """For each plugin, the names of those that come before it by any chain of declarations."""
+    before = {plugin.name: set() for plugin in absent}
+    for plugin in absent:
+        for other in absent:
+            if other is not plugin and (other.called() & {*plugin.after} or plugin.called() & {*other.before}):
+                before[plugin.name].add(other.name)
+    for _ in before:
+        for name, earlier in before.items():
+            before[name] = earlier.union(*(before[other] for other in earlier))
+    return before
+
+
+def test_to_be_after_an_absent_plugin_is_to_be_after_what_that_one_is_after():
+    look, amp = make("a_look", after=("clip",)), make("precision")
+    clip = make("clip", after=("precision",))
+    for arrival in permutations([look, amp]):
+        assert names(in_order(arrival)) == ["a_look", "precision"]
+        assert names(in_order(arrival, [clip])) == ["precision", "a_look"]
+    order = Order([look, amp], [clip])
+    assert order.why("precision", "a_look") == (
+        "a_look says after='clip', clip says after='precision'; not live: clip",
+        False,
+    )
+
+
+@given(
+    st.sets(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh")), max_size=12),
+    st.sets(st.sampled_from("abcdefgh")),
+    st.permutations("abcdefgh"),
+)
+def test_any_part_of_the_plugins_keeps_the_order_of_the_whole(edges, live, arrival):
+    rank = {name: index for index, name in enumerate("hbgdface")}  # so that names and places disagree
+    after = {n: tuple(sorted(a for a, b in edges if b == n and rank[a] < rank[n])) for n in arrival}
+    plugins = [make(name, after=after[name]) for name in arrival]
+    there = [plugin for plugin in plugins if plugin.name in live]
+    order = Order(there, [plugin for plugin in plugins if plugin.name not in live])
+    before, found = after_all_before(plugins), names(order.plugins)
+    assert found == names(in_order(reversed(there), sorted(plugins, key=lambda plugin: plugin.name)))
+    for index, name in enumerate(found):
+        assert not before[name] & set(found[index:])
+        for other in found[:index]:
+            assert (order.why(other, name) is not None) == (other in before[name])
+
+
+def test_any_of_the_installed_ones_keep_the_order_of_all_of_them():
+    kinds = [found.plugin for found in discover().values() if found.plugin]
+    whole, before = Order(kinds), after_all_before(kinds)
+    assert whole.passed_over == {}
+    draw = random.Random(0)
+    for _ in range(60):
+        live = draw.sample(kinds, draw.randint(2, 20))
+        found = names(in_order(live, kinds))
+        for index, name in enumerate(found):
+            assert not before[name] & set(found[index:])
+
+
+def test_what_is_installed_and_has_nothing_to_do_with_them_moves_no_plugin():
+    live = [make("a"), make("b", after=("c",)), make("c")]
+    assert names(in_order(live, [make("zz", before=("a",)), make("0", after=("c",))])) == names(in_order(live))
+
+
+def test_an_absent_one_that_contradicts_the_rest_is_passed_over_and_named():
+    live = [make("clip", after=("precision",)), make("precision")]
+    built_in = make("norm", after=("precision",), before=("clip",))
+    stranger = make("odd", after=("clip",), before=("precision",))
+    for rest in permutations([built_in, make("useful", after=("norm",))]):
+        order = Order(live, [*rest, stranger])
+        assert names(order.plugins) == ["precision", "clip"]
+        assert order.passed_over == {
+            "odd": "clip -> odd -> precision -> clip\n"
+            "  clip runs before odd: odd says after='clip'\n"
+            "  odd runs before precision: odd says before='precision'\n"
+            "  precision runs before clip: clip says after='precision'"
+        }
+    with pytest.raises(OrderError, match="clip -> odd -> precision -> clip"):
+        in_order([*live, stranger], [built_in])
+
+
+def test_a_live_plugin_stands_for_the_absent_one_of_its_name():
+    mine, theirs = make("clip"), make("clip", after=("precision",))
+    assert names(in_order([mine, make("precision")], [theirs])) == ["clip", "precision"]
