@@ -32,6 +32,8 @@ class Relay(Hooks):
         self._manager = manager
         self.disabled: dict[str, str] = {}
         """The plugins that failed and were taken out for it, each with what happened in which hook."""
+        self.idle: set[str] = set()
+        """The hooks that nothing in the run implements, not even the loop itself."""
         self._left: list[tuple[object, tuple[str, ...]]] = []
         self.rebuild(watch)
 
@@ -57,6 +59,8 @@ class Relay(Hooks):
     def _rebuild(self, caller: pluggy.HookCaller) -> None:
         if caller.has_spec():
             name = caller.name
+            used = any(not self._has_left(impl.plugin, name) for impl in caller.get_hookimpls())
+            (self.idle.discard if used else self.idle.add)(name)
             setattr(self, name, self._concluding(name) if name in CLEAN_UP else self._at_first_call(name, caller))
 
     def begin(self, plugins: Sequence[object], begun: list[object], **arguments: Any) -> None:

@@ -1,7 +1,8 @@
 """Every hook, in the order in which a run meets them.
 
 A bare verb is an *operation*: the first plugin that returns something other than None has answered, and the loop's own
-plain answer is asked last. ``before_x`` and ``after_x`` tell and return nothing. ``on_x`` is the unusual. Arguments are
+plain answer is asked last. ``before_x`` and ``after_x`` tell and return nothing, and so do the few verbs that have work done
+without an answer (``setup``, ``reduce_gradients``, ``log_metrics``). ``on_x`` is the unusual. Arguments are
 always passed by name; a plugin names those that it wants. To surround a hook, implement it with
 ``@hookimpl(wrapper=True)``: a generator that yields once.
 """
@@ -177,7 +178,7 @@ class Hooks:
 
         When: once per piece and optimizer, and again each time that an optimizer's closure is called.
         Default: ``loop.loss.backward(loop.seed)``.
-        Order: a precision plugin answers with a scaled loss; a strategy may wrap.
+        Order: a precision plugin scales the loss, and unscales in unscale_gradients; a strategy may wrap.
         """
 
     @hookspec
@@ -189,12 +190,30 @@ class Hooks:
         """
 
     @hookspec
-    def before_step(self, loop: Loop) -> None:
-        """The gradients of the stepping optimizer are whole.
+    def reduce_gradients(self, loop: Loop) -> None:
+        """A window closes: bring the gradients of all processes together, as their mean.
 
-        When: once per window.
+        When: once per window, before anything else is done to its gradient; also for windows whose last backward was held.
+        May change: ``loop.gradients`` in place, or the ``grad`` of the optimizer's parameters; they are looked up anew afterwards.
+        Order: for strategies alone.
+        """
+
+    @hookspec
+    def unscale_gradients(self, loop: Loop) -> None:
+        """Take out of the gradient by what ``backward`` has multiplied the loss.
+
+        When: once per window, after reduce_gradients. Then the loop divides by the weights that were in the window.
+        May change: as in reduce_gradients; ``loop.skip_step(reason)`` keeps the step from being taken.
+        Order: for precision alone.
+        """
+
+    @hookspec
+    def before_step(self, loop: Loop) -> None:
+        """``loop.gradients`` is the gradient of the whole window: reduced over all processes, unscaled, weighted.
+
+        When: once per window, after unscale_gradients. A plugin needs no declaration to see the whole gradient.
         May change: ``loop.gradients`` in place; ``loop.skip_step(reason)`` keeps the step from being taken.
-        Order: bring the gradients together, unscale, measure, check, clip.
+        Order: measure, check, clip.
         """
 
     @hookspec(firstresult=True)
@@ -212,7 +231,7 @@ class Hooks:
 
         When: once per window, after before_step.
         Default: ``loop.optimizer.step()``, with a closure that replays the window where the optimizer needs one.
-        Order: a precision plugin answers for its scaler; a strategy may wrap.
+        Order: wrap it to see what the step changes.
         """
 
     @hookspec

@@ -143,6 +143,8 @@ class Implementations:
     before_backward: TakesLoop[None]
     backward: TakesLoop[bool | None]
     after_backward: TakesLoop[None]
+    reduce_gradients: TakesLoop[None]
+    unscale_gradients: TakesLoop[None]
     before_step: TakesLoop[None]
     grad_norm: TakesNormType[Tensor | None]
     step: TakesLoop[bool | None]

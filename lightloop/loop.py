@@ -118,12 +118,17 @@ class Loop(State):
         window.clear()
 
     def prepare_step(self) -> bool:
-        """Make the selected optimizer's gradients whole; False if somebody asked that the step is not taken."""
-        window = self.window
-        self.gradients, self.skip_step_reason, self._norms = self.find_gradients(), None, {}
+        """Make the gradient of the selected optimizer's window whole, then show it; False if a plugin asked that no step is taken."""
+        hook, window = self.hook, self.window
+        self.gradients, self.skip_step_reason = self.find_gradients(), None
+        for phase in ("reduce_gradients", "unscale_gradients"):
+            if phase not in hook.idle:
+                getattr(hook, phase)(loop=self)
+                self.gradients = self.find_gradients()  # some may be others now
         if window.weighted or window.weight != window.planned:
             scale_(self.gradients, window.correction(self.world))
-        self.hook.before_step(loop=self)
+        self._norms = {}
+        hook.before_step(loop=self)
         (self.skip_step_reason,) = self.world.agree(self.skip_step_reason)
         return self.skip_step_reason is None
 

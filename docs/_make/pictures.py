@@ -81,7 +81,7 @@ def timeline():
 
 def order():
     """Who is called in before_step of a run, and who declared what: an arc for each declaration."""
-    trainer = Trainer(precision="16-mixed", track_grad_norm=2, nonfinite="skip_step", gradient_clip_val=1.0)
+    trainer = Trainer(track_grad_norm=2, nonfinite="skip_step", terminate_on_nan=True, gradient_clip_val=1.0)
     block = trainer.explain().split("\nbefore_step\n")[1].split("\nstep\n")[0]
     names = re.findall(r"^\s+\d+\. ([\w-]+)", block, flags=re.MULTILINE)
     reasons = {pair: why for pair, why in places(trainer.plugins).items() if set(pair) <= set(names)}
@@ -110,7 +110,7 @@ def order():
         text(
             30,
             y,
-            'before_step of Trainer(precision="16-mixed", track_grad_norm=2, nonfinite="skip_step", gradient_clip_val=1.0)',
+            'before_step of Trainer(track_grad_norm=2, nonfinite="skip_step", terminate_on_nan=True, gradient_clip_val=1.0)',
         )
     )
     for x, colour, words in (

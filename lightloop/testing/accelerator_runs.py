@@ -68,7 +68,6 @@ class Watch(Plugin):
     """Records each step's loss and global norm."""
 
     name = "watch"
-    after = ("strategy", "precision")
     before = ("clip",)
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ class Clip(Plugin):
     """
 
     name = "clip"
-    after = ("strategy", "precision", "grad_norm", "nonfinite")
+    after = ("grad_norm", "nonfinite")
     disturbs = ("gradients", "parameters")
 
     limit: float | None = option(

@@ -22,7 +22,6 @@ class GradNorm(Plugin):
     """
 
     name = "grad_norm"
-    after = ("strategy", "precision")
     before = ("clip", "nonfinite", "nonfinite_async", "terminate_on_nan")
 
     norm_type: float | str = option(

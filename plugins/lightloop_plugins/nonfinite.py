@@ -34,7 +34,7 @@ class Nonfinite(Plugin):
     """
 
     name = "nonfinite"
-    after = ("strategy", "precision", "grad_norm")
+    after = ("grad_norm",)
     before = ("clip",)
     conflicts = ("nonfinite_async",)
     disturbs = ("waiting",)

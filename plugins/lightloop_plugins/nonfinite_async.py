@@ -30,7 +30,7 @@ class NonfiniteAsync(Plugin):
     """
 
     name = "nonfinite_async"
-    after = ("strategy", "precision", "grad_norm")
+    after = ("grad_norm",)
     before = ("clip",)
 
     action: Literal["warn", "zero", "stop"] | None = option(

@@ -72,7 +72,7 @@ class Precision(Plugin):
             loop.leave_out(self)
             return
         if self.mode != "16-mixed":
-            loop.leave_out(self, "before_fit", "backward", "before_step", "after_step", "on_step_skipped")
+            loop.leave_out(self, "before_fit", "backward", "unscale_gradients", "after_step", "on_step_skipped")
         if self.mode in WHOLE:
             getattr(loop.module, CONVERSIONS[self.mode])()
             self._around = partial(_default_dtype, WHOLE[self.mode])
@@ -120,7 +120,7 @@ class Precision(Plugin):
             loop.loss = loss
 
     @hookimpl
-    def before_step(self, loop: Loop) -> None:
+    def unscale_gradients(self, loop: Loop) -> None:
         scaler = self._scaler(loop)
         if not self._to_unscale(loop):
             return

@@ -20,7 +20,7 @@ class TerminateOnNan(Plugin):
     """
 
     name = "terminate_on_nan"
-    after = ("strategy", "precision", "grad_norm", "nonfinite")
+    after = ("grad_norm", "nonfinite")
     before = ("clip",)
     disturbs = ("waiting",)
 

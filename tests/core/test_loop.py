@@ -15,7 +15,7 @@ from lightloop.testing import Probe, Recorder, TinyClassifier, classification_ba
 BARE = "-*"
 BATCH = ["move_batch", "before_batch", "split_batch", "select_optimizers"]
 PIECE = ["hold_step", "forward", "after_forward", "before_backward", "backward", "after_backward"]
-STEP = ["before_step", "step", "after_step", "zero_grad"]
+STEP = ["reduce_gradients", "unscale_gradients", "before_step", "step", "after_step", "zero_grad"]
 BEGIN = ["setup", "prepare_loader", "configure_optimizers", "zero_grad", "before_fit"]
 EPOCH = ["epochs_remain", "before_epoch", "read_batches"]
 END = ["epochs_remain", "after_fit", "teardown"]
@@ -85,7 +85,7 @@ def test_a_step_that_is_skipped_has_its_own_event():
         *EPOCH,
         *BATCH,
         *PIECE,
-        "before_step",
+        *["reduce_gradients", "unscale_gradients", "before_step"],
         "on_step_skipped",
         "zero_grad",
         "after_batch",
@@ -135,7 +135,8 @@ def test_a_closure_replays_forward_and_backward_and_nothing_else():
         *EPOCH,
         *BATCH,
         *PIECE,
-        *["before_step", "step", "zero_grad", "forward", "after_forward", "backward", "after_step", "zero_grad"],
+        *["reduce_gradients", "unscale_gradients", "before_step"],
+        *["step", "zero_grad", "forward", "after_forward", "backward", "after_step", "zero_grad"],
         *["after_batch", "after_epoch", "between_batches"],
         *END,
     ]

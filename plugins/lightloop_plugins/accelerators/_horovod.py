@@ -159,7 +159,6 @@ def average_gradients(loop: Loop, hvd: ModuleType, compression: Any) -> int:
             whole, op=hvd.Average, compression=compression, name=f"lightloop.gradients.{kind}"
         )
         torch._foreach_copy_(group, means)
-    loop.gradients = loop.find_gradients()
     return len(gradients)
 
 

@@ -108,10 +108,10 @@ class Ddp(Processes):
         self._whole.add(loop.optimizer_idx or 0)
 
     @hookimpl
-    def before_step(self, loop: Loop) -> None:
+    def reduce_gradients(self, loop: Loop) -> None:
         index = loop.optimizer_idx or 0
         if index not in self._whole:
-            reduce_gradients(loop)
+            average_gradients(loop)
         self._whole.discard(index)
 
     @hookimpl
@@ -178,7 +178,7 @@ def settle(parallel: DistributedDataParallel) -> None:
 
 
 @torch.no_grad()
-def reduce_gradients(loop: Loop) -> None:
+def average_gradients(loop: Loop) -> None:
     """Replace the gradients of the stepping optimizer by their mean over all ranks; one that some rank lacks counts as 0."""
     parameters = parameters_of(loop.optimizer)
     there = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
@@ -206,4 +206,3 @@ def reduce_gradients(loop: Loop) -> None:
             flat.div_(loop.world.size)
             for gradient, part in zip(chunk, torch.split(flat, [each.numel() for each in chunk]), strict=True):
                 gradient.copy_(part.view_as(gradient))
-    loop.gradients = loop.find_gradients()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightloop import Loop, hookimpl, option, scale_
+from lightloop import Loop, hookimpl, option
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.accelerators._distributed import ProcessWorld, unexplained
 from lightloop_plugins.accelerators._processes import Processes, no_closures
@@ -96,7 +96,7 @@ class Fsdp(Processes):
         self._waiting = not self._synced
 
     @hookimpl
-    def before_step(self, loop: Loop) -> None:
+    def reduce_gradients(self, loop: Loop) -> None:
         self._compare()
         if self._waiting:  # a window is closed whose last backward was held
             self._sync(loop.module, True)
@@ -104,9 +104,6 @@ class Fsdp(Processes):
             from lightloop_plugins.accelerators._fully_sharded import reduce_waiting
 
             reduce_waiting(loop.module)
-            loop.gradients = loop.find_gradients()
-            if loop.window.weighted or loop.window.weight != loop.window.planned:
-                scale_(loop.gradients, loop.window.correction(loop.world))
 
     @hookimpl
     def after_evaluation(self) -> None:

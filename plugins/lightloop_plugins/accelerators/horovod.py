@@ -94,7 +94,7 @@ class Horovod(Plugin):
         loop.leave_out(self, "before_epoch")
 
     @hookimpl
-    def before_step(self, loop: Loop) -> None:
+    def reduce_gradients(self, loop: Loop) -> None:
         assert self._hvd is not None
         average_gradients(loop, self._hvd, getattr(self._hvd.Compression, self.compression))
         self.reductions += 1
