@@ -15,8 +15,8 @@ from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin
 from lightloop.plugin_options import option
 from lightloop.randomness import keep_random, seed_everything
+from lightloop.signatures import Fixed, Step, bind, defined, takes
 from lightloop.stash import Key, Stash
-from lightloop.steps import Step, bind, bind_call, defined
 from lightloop.toolkit.amounts import seconds_of
 from lightloop.toolkit.cadence import Every
 from lightloop.toolkit.callback import Callback
@@ -31,6 +31,7 @@ __all__ = [
     "Callback",
     "Evaluation",
     "Every",
+    "Fixed",
     "Found",
     "Hooks",
     "Key",
@@ -53,7 +54,6 @@ __all__ = [
     "World",
     "batch_size",
     "bind",
-    "bind_call",
     "clip_norm_",
     "defined",
     "discover",
@@ -77,6 +77,7 @@ __all__ = [
     "seconds_of",
     "seed_everything",
     "size_of",
+    "takes",
     "total_norm",
     "with_is_last",
 ]

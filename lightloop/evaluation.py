@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from lightloop.data import as_loaders, check_loader, with_is_last
 from lightloop.metrics import Running
 from lightloop.randomness import keep_random
-from lightloop.steps import Argument, Step, bind, defined
+from lightloop.signatures import Argument, Fixed, Step, bind, defined
 
 if TYPE_CHECKING:
     from lightloop.state import Stage, State
@@ -57,6 +57,10 @@ ARGUMENTS: dict[str, Argument] = {
     "global_step": "loop.global_step",
     "loop": "loop",
 }
+ORDER = ("batch", "batch_idx", "dataloader_idx")
+"""What a step of evaluation is given by position."""
+ELSEWHERE = {"optimizer_idx": "it is an argument of training_step"}
+"""What is no argument of a step of evaluation, and not to be filled by position."""
 
 
 def eval_loaders(loop: State, stage: Stage) -> dict[str | None, Iterable[Any]]:
@@ -81,8 +85,12 @@ def evaluate(
     Raises:
         TypeError: if the module has no step for the stage.
     """
-    step = bind(_step_of(loop.module, stage), {**ARGUMENTS, **loop.evaluation_arguments})
-    evaluation = Evaluation(stage, eval_loaders(loop, stage) if loaders is None else loaders, step, sanity)
+    function, order = _step_of(loop.module, stage)
+    loaders = eval_loaders(loop, stage) if loaders is None else loaders
+    arguments = {**ARGUMENTS, **loop.evaluation_arguments}
+    if len(loaders) < 2:
+        arguments["dataloader_idx"] = Fixed(0)
+    evaluation = Evaluation(stage, loaders, bind(function, order, arguments, ("batch",), ELSEWHERE), sanity)
     if not evaluation.loaders:
         return evaluation
     with _aside(loop, sanity), _modes_kept(loop.module), torch.no_grad(), _random_kept():
@@ -101,13 +109,14 @@ def evaluate(
     return evaluation
 
 
-def _step_of(module: nn.Module, stage: Stage) -> Callable[..., Any]:
+def _step_of(module: nn.Module, stage: Stage) -> tuple[Callable[..., Any], Sequence[str]]:
+    """The function that evaluates a batch, and what it is given by position."""
     step = defined(module, STEPS[stage])
     if step is None and stage == "predict":
-        return _whole(module)
+        return _whole(module), ORDER[:1]
     if step is None:
         raise TypeError(f"{type(module).__name__} has no {STEPS[stage]}: define it, or give no data to {stage}")
-    return step
+    return step, ORDER
 
 
 def _run_batches(loop: State, evaluation: Evaluation) -> None:

@@ -6,12 +6,15 @@ where no plugin answers is in ``operations.py``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from lightloop.gradients import Weight, scale_, seed_for
 from lightloop.optimizers import Setup, needs_closure
+from lightloop.signatures import bind
 from lightloop.state import State
-from lightloop.steps import bind, read_output
+from lightloop.steps import read_output
 from lightloop.window import Window, remember
 
 
@@ -169,7 +172,9 @@ class Loop(State):
         self.optimizer_steps = [0] * len(self.optimizers)
         self.windows = [Window() for _ in self.optimizers]
         self._replays = [needs_closure(optimizer) for optimizer in self.optimizers]
-        self.training_step = bind(self.module.training_step, self.step_arguments)  # type: ignore[arg-type]
+        order = [name for name in self.step_order if name != "optimizer_idx" or len(self.optimizers) > 1]
+        step: Any = self.module.training_step
+        self.training_step = bind(step, order, self.step_arguments, ("batch",), self.absent_arguments)
         for index in range(len(self.optimizers)):
             self.select(index)
             self.hook.zero_grad(loop=self)

@@ -32,7 +32,9 @@ class Module(nn.Module):
     Define ``training_step(batch, batch_idx)`` and ``configure_optimizers()``; further, as needed,
     ``validation_step``, ``test_step``, ``predict_step`` and ``train_dataloader``, ``val_dataloader``,
     ``test_dataloader``, ``predict_dataloader``. A step takes the batch and, by name, any of ``batch_idx``,
-    ``optimizer_idx``, ``dataloader_idx``, ``epoch``, ``global_step``, ``loop`` and what plugins offer.
+    ``optimizer_idx``, ``dataloader_idx``, ``epoch``, ``global_step``, ``loop`` and what plugins offer. Under names of your
+    own, arguments come by position: ``training_step(batch, batch_idx, optimizer_idx)``, the last one where there are
+    several optimizers, ``validation_step(batch, batch_idx, dataloader_idx)``. See :func:`lightloop.bind`.
     """
 
     _loop: Loop | None = None

@@ -12,7 +12,7 @@ from lightloop.data import with_is_last
 from lightloop.gradients import differentiate, total_norm
 from lightloop.hookspecs import hookimpl
 from lightloop.optimizers import Setup, read_setup
-from lightloop.steps import defined
+from lightloop.signatures import defined
 from lightloop.window import closure
 
 if TYPE_CHECKING:

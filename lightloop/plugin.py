@@ -46,6 +46,8 @@ class Plugin(Implementations):
     """Whether it is live without being asked for, where what it requires is live too."""
     offers: ClassVar[Mapping[str, str]] = {}
     """Attributes that the Trainer has while this plugin is live, each with the attribute of the plugin behind it."""
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """Names that it puts into ``loop.step_arguments``. In runs without it, training_step is not given something else for them."""
     state_version: ClassVar[int] = 1
     """The number of the form that :meth:`state_dict` has now."""
     hookspecs: ClassVar[tuple[type, ...]] = ()
@@ -68,7 +70,7 @@ class Plugin(Implementations):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__ and not re.fullmatch(r"[A-Za-z0-9_-]+", str(cls.name)):
             raise TypeError(f"{cls.__qualname__}.name must be letters, digits, - and _; it is {cls.name!r}")
-        for attribute in ("before", "after", "requires", "conflicts", "tags", "displaces"):
+        for attribute in ("before", "after", "requires", "conflicts", "tags", "displaces", "arguments"):
             if isinstance(getattr(cls, attribute), str):
                 raise TypeError(
                     f"{cls.__qualname__}.{attribute} must be a tuple of names; write ({getattr(cls, attribute)!r},)"

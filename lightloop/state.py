@@ -18,8 +18,8 @@ from lightloop.gradients import Weight
 from lightloop.metrics import Metrics, Number, Reduce, Running
 from lightloop.optimizers import Schedule
 from lightloop.plugin import Plugin
+from lightloop.signatures import Argument, Step
 from lightloop.stash import Stash
-from lightloop.steps import Argument, Step
 from lightloop.window import Window
 from lightloop.world import World
 
@@ -100,8 +100,12 @@ class State(Control):
             "global_step": "loop.global_step",
             "loop": "loop",
         }
+        self.step_order = ["batch", "batch_idx", "optimizer_idx"]
+        """What training_step is given by position; ``optimizer_idx`` only where there are several optimizers."""
+        self.absent_arguments = {"dataloader_idx": "it is an argument of the steps of evaluation"}
+        """Names of arguments that ``training_step`` has in other runs, each with why not in this one."""
         self.evaluation_arguments: dict[str, Argument] = {}
-        """What plugins offer to the steps of evaluation, beside ``lightloop.evaluation.ARGUMENTS``."""
+        """What plugins offer to the steps of evaluation by name, beside ``lightloop.evaluation.ARGUMENTS``."""
         self.training_step: Step | None = None
         self._norms: dict[float, Tensor] = {}
         self._seeds: dict[Any, Tensor] = {}

@@ -24,8 +24,8 @@ from lightloop.plugin import Plugin
 from lightloop.plugin_attributes import PluginAttributes
 from lightloop.run_attributes import RunAttributes, idle_loop
 from lightloop.selection import Selection, absent
+from lightloop.signatures import defined
 from lightloop.state import Stage, Status
-from lightloop.steps import defined
 from lightloop.world import World
 
 T = TypeVar("T")
@@ -139,7 +139,13 @@ class Trainer(RunAttributes, PluginAttributes):
         return manager_of(self).explain()
 
     def _chosen(self, options: Mapping[str, Any]) -> list[Plugin]:
-        live = Selection(discover(), self._listed, {**self._options, **options}, from_environment()).live
+        found = discover()
+        live = Selection(found, self._listed, {**self._options, **options}, from_environment()).live
+        self._arguments = {
+            argument: f"plugin {name!r} offers it and is not in this run"
+            for name, each in found.items()
+            for argument in (each.plugin.arguments if each.plugin else ())
+        }
         Manager(live, Operations())  # for what it refuses
         return live
 
@@ -159,6 +165,7 @@ class Trainer(RunAttributes, PluginAttributes):
         manager = Manager(self._chosen(options) if options else self.plugins, Operations())
         self.loop = Loop(module, manager.hook, manager.plugins, stage)
         self.loop.trainer = self
+        self.loop.absent_arguments |= self._arguments
         self.loop.eval_sources = {name: source for name, source in sources.items() if source is not None}
         return self.loop
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Loop, Plugin, Step, bind_call, defined, hookimpl
+from lightloop import Fixed, Loop, Plugin, Step, bind, defined, hookimpl
 
 OVERRIDES = {
     "training_step_end": ("forward", ("output",)),
@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(("trainer", "self_trainer"), "loop.trainer"),
     "gradient_clip_val": "loop.trainer.gradient_clip_val",
     "gradient_clip_algorithm": "loop.trainer.gradient_clip_algorithm",
-    **dict.fromkeys(("on_tpu", "using_native_amp", "using_lbfgs", "use_amp"), "False"),
+    **dict.fromkeys(("on_tpu", "using_native_amp", "using_lbfgs", "use_amp"), Fixed(False)),
     "loop": "loop",
 }
 """What a method may ask for by name, in old spellings too."""
@@ -73,7 +73,7 @@ class ModuleHooks(Plugin):
         }
         for name, (_, order) in OVERRIDES.items():
             if (method := defined(loop.module, name)) is not None:
-                self._calls[name] = bind_call(method, order, step_end if name.endswith("step_end") else arguments)
+                self._calls[name] = bind(method, order, step_end if name.endswith("step_end") else arguments)
         wanted = {OVERRIDES[name][0] for name in self._calls}
         idle = {hook for hook, _ in OVERRIDES.values()} - wanted
         if idle:

@@ -29,6 +29,7 @@ class OldNames(Plugin):
     name = "old_names"
     after = ("accelerator", "strategy", "progress", "callbacks")
     default = True
+    arguments = ("optimizer_i", "dataloader_i")
     offers: ClassVar[Mapping[str, str]] = {
         "progress_bar_dict": "progress_bar_dict",  # of the plugin progress where that is live
         "training_tqdm_dict": "training_tqdm_dict",

@@ -67,16 +67,16 @@ def test_no_step_for_a_stage():
         assert str(info.value) == f"Probe has no {step}: define {step}(self, batch, batch_idx)"
 
 
+CAN = "It can take (batch, batch_idx) by position or by name; by name also optimizer_idx, epoch, global_step, loop"
+
+
 @pytest.mark.parametrize(
     ("step", "text"),
     [
-        (lambda self: None, "must take the batch as its first argument; it takes ()"),
-        (lambda self, *, batch: None, "must take the batch as its first argument; it takes (*, batch)"),
-        (lambda self, batch_idx, batch: None, "must take the batch as its first argument, not 'batch_idx'"),
-        (
-            lambda self, batch, idx: None,
-            "wants the argument 'idx'; what it can have is batch, batch_idx, optimizer_idx, epoch, global_step, loop",
-        ),
+        (lambda self: None, "<lambda>() cannot be called: it must take batch. " + CAN),
+        (lambda self, batch_idx: None, "<lambda>(batch_idx) cannot be called: it must take batch. " + CAN),
+        (lambda self, *, x: None, "<lambda>(*, x) cannot be called: there is no argument 'x'. " + CAN),
+        (lambda self, batch, i, idx: None, "there is no argument for 'idx'. " + CAN),
     ],
 )
 def test_a_step_that_cannot_be_called(step, text):

@@ -177,7 +177,9 @@ def test_what_a_method_cannot_have_is_an_error_that_names_it():
         def on_train_start(self, trainer, module, one, two):
             pass
 
-    with pytest.raises(TypeError, match=r"on_train_start\(trainer, module, one, two\) wants more than it can have"):
+    with pytest.raises(
+        TypeError, match=r"on_train_start\(trainer, module, one, two\) cannot be called: there is no argument for 'one'"
+    ):
         trainer(Greedy()).fit(Probe(), probe_batches(1))
 
 

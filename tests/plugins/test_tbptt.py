@@ -480,7 +480,9 @@ def test_a_step_that_does_not_take_the_state_is_an_error():
 
     with pytest.raises(TypeError, match=r"deaf.training_step does not take"):
         Trainer(truncated_bptt_steps=4).fit(deaf(), sequences(1))
-    with pytest.raises(TypeError, match="wants the argument 'hiddens'"):
+    with pytest.raises(
+        TypeError, match="there is no argument 'hiddens': plugin 'tbptt' offers it and is not in this run"
+    ):
         Trainer().fit(Recurrent(), sequences(1))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightloop import Callback, Loop, Plugin, Step, bind_call, defined
+from lightloop import Callback, Fixed, Loop, Plugin, Step, bind, defined
 
 ORDERS = {
     name: tuple(inspect.signature(method).parameters)[1:]
@@ -66,7 +66,7 @@ COMMON: dict[str, Any] = {
 IN_TRAINING = COMMON | {
     "batch": "loop.batch",
     **dict.fromkeys(("batch_idx", "batch_nb"), "loop.batch_idx"),
-    "dataloader_idx": "0",
+    "dataloader_idx": Fixed(0),
     "outputs": training_outputs,
     "loss": "loop.loss",
     "optimizer": "loop.optimizer",
@@ -89,7 +89,7 @@ def listeners(
     methods = [(method, order) for callback in callbacks if (method := own(callback, event))]
     if (method := defined(module, event)) is not None:
         methods.append((method, order[2:]))
-    return [bind_call(method, order, arguments) for method, order in methods]
+    return [bind(method, order, arguments) for method, order in methods]
 
 
 def own(receiver: Any, name: str) -> Callable[..., Any] | None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from lightloop import Loop, Plugin, Step, bind_call, hookimpl, option
+from lightloop import Loop, Plugin, Step, bind, hookimpl, option
 from lightloop_plugins.callbacks.events import (
     COMMON,
     EVALUATION,
@@ -194,4 +194,4 @@ class Callbacks(Plugin):
             return None
         order = ORDERS[event] if receiver is not self._loop.module else ORDERS[event][2:]
         names = dict.fromkeys(("checkpoint", "checkpointed_state", "callback_state"), lambda loop: checkpoint)
-        return bind_call(method, order, {**COMMON, **names})(self._loop)
+        return bind(method, order, {**COMMON, **names})(self._loop)

@@ -30,7 +30,7 @@ LOG: Key[Log] = Key("lightning.log")
 EVALUATION = ("loop.evaluation.batch_idx", "loop.evaluation.loader_idx")
 STEPS: dict[str, tuple[str, ...]] = {"training_step": ("loop.batch_idx",)}
 STEPS |= dict.fromkeys(("validation_step", "test_step", "predict_step"), EVALUATION)
-"""What a step has after the batch, by position and whatever the user calls it."""
+"""What a step has after the batch, by position and whatever the user calls it; in Lightning over a default too."""
 
 
 class Lightning(Plugin):
@@ -86,9 +86,10 @@ class Lightning(Plugin):
             module.configure_model()
         for step, expressions in STEPS.items():
             arguments = loop.step_arguments if step == "training_step" else loop.evaluation_arguments
-            names = list(inspect.signature(getattr(type(module), step)).parameters)[2:]
-            for name, expression in zip(names, expressions, strict=False):
-                arguments.setdefault(name, expression)
+            parameters = list(inspect.signature(getattr(type(module), step)).parameters.values())[2:]
+            for parameter, path in zip(parameters, expressions, strict=False):
+                if parameter.default is not parameter.empty:
+                    arguments.setdefault(parameter.name, path)
         if not any(overrides(part, name) for part in (module, self._data) if part for name in TRANSFERS):
             loop.leave_out(self, "move_batch")
         if module.automatic_optimization:

@@ -26,6 +26,7 @@ class ManualOptimization(Plugin):
     before = ("strategy",)
     after = ("optimizer_frequencies",)
     default = True
+    arguments = ("manual",)
 
     automatic: bool = option(
         True,
@@ -43,6 +44,7 @@ class ManualOptimization(Plugin):
             loop.leave_out(self)
         else:
             loop.step_arguments["manual"] = self._get
+            loop.step_order.remove("optimizer_idx")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from fractions import Fraction
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from lightloop import Key, Loop, Plugin, defined, hookimpl, map_leaves, needs_closure, option
+from lightloop import Key, Loop, Plugin, defined, hookimpl, map_leaves, needs_closure, option, takes
 from lightloop_plugins.tbptt.cutting import Pieces, cut
 
 BATCH_LOSS: Key[Tensor] = Key("tbptt.batch_loss")
@@ -35,6 +34,7 @@ class TBPTT(Plugin):
 
     name = "tbptt"
     before = ("log_every", "logger")
+    arguments = ("hiddens",)
     disturbs = ("gradients", "parameters")
 
     steps: int | None = option(
@@ -61,6 +61,7 @@ class TBPTT(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         loop.step_arguments["hiddens"] = self._given
+        loop.step_order.append("hiddens")
         if self.accumulate:
             loop.leave_out(self, "epoch_steps")
 
@@ -71,8 +72,8 @@ class TBPTT(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        step = loop.module.training_step
-        if "hiddens" not in inspect.signature(step).parameters:  # type: ignore[arg-type]
+        assert loop.training_step is not None
+        if not takes(loop.training_step, "hiddens"):
             raise TypeError(
                 f"truncated_bptt_steps={self.steps} gives the hidden state to training_step by the argument 'hiddens', "
                 f"which {type(loop.module).__name__}.training_step does not take"
