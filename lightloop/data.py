@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -20,27 +21,74 @@ def size_of(loader: Iterable[Any]) -> int | None:
         return None
 
 
-def with_is_last(batches: Iterable[T], skip: int = 0, limit: int | None = None) -> Iterator[tuple[T, bool]]:
-    """Yield each of ``batches`` after the first ``skip``, and whether it is the last one.
+def with_is_last(
+    batches: Iterable[T],
+    skip: int = 0,
+    limit: int | None = None,
+    what: str = "the data",
+    told: set[str] | None = None,
+) -> Iterator[tuple[T, bool]]:
+    """Yield each of ``batches`` after the first ``skip``, and whether it is known to be the last one.
 
-    The end is ``limit`` batches or the length of ``batches``, whichever comes first; only where neither is known is one
-    batch fetched ahead. Never more than ``limit`` are fetched. What is skipped is read and dropped, unless ``batches`` can
-    begin later by itself: its ``iter_from(skip)`` is then read.
+    The end is ``limit`` batches, the length of ``batches`` or the ``most`` that it says it can give, whichever comes first.
+    Where none is known, no batch is said to be the last, since nothing is read ahead of the batch that is given; only where
+    ``batches.reads_ahead`` is true is one batch read ahead. Never more than ``limit`` are read. What is skipped is read and
+    dropped, unless ``batches`` can begin later by itself: its ``iter_from(skip)`` is then read.
+
+    A length that turns out to be wrong is warned of, with ``what`` the data is; once for all calls that share ``told``.
     """
     size = size_of(batches)
-    end = limit if size is None else size if limit is None else min(size, limit)
-    if end is not None and skip >= end:
+    bounds = [each for each in (size, getattr(batches, "most", None), limit) if each is not None]
+    if bounds:
+        return _up_to(min(bounds), batches, skip, limit, what, set() if told is None else told)
+    return _one_ahead(batches, skip) if getattr(batches, "reads_ahead", False) else _as_they_come(batches, skip)
+
+
+def _up_to(
+    end: int, batches: Iterable[T], skip: int, limit: int | None, what: str, told: set[str]
+) -> Iterator[tuple[T, bool]]:
+    if skip >= end:
         return
     rest = itertools.islice(iter_from(batches, skip), None if limit is None else limit - skip)
-    if end is not None:
-        for index, batch in enumerate(rest, start=skip + 1):
-            yield batch, index >= end
+    given = skip
+    for given, batch in enumerate(itertools.islice(rest, end - skip), start=skip + 1):
+        yield batch, given == end
+    size = size_of(batches)
+    if size is None or what in told:
         return
+    if given < end:
+        _say_length(
+            batches, what, size, f"gave {given}: it ended there, and schedules and total_steps counted more", told
+        )
+    elif end == size and next(rest, told) is not told:
+        _say_length(batches, what, size, f"has more: it ends after {size}, and the rest is not used", told)
+
+
+def _as_they_come(batches: Iterable[T], skip: int) -> Iterator[tuple[T, bool]]:
+    for batch in iter_from(batches, skip):
+        yield batch, False
+
+
+def _one_ahead(batches: Iterable[T], skip: int) -> Iterator[tuple[T, bool]]:
+    rest = iter_from(batches, skip)
     for waiting in rest:
         for following in rest:
             yield waiting, False
             waiting = following
         yield waiting, True
+
+
+def _say_length(batches: Any, what: str, size: int, found: str, told: set[str]) -> None:
+    told.add(what)
+    while not isinstance(batches, DataLoader) and "loader" in getattr(batches, "__dict__", {}):
+        batches = batches.loader
+    name = type(batches).__name__
+    name += f" of {type(batches.dataset).__name__}" if isinstance(batches, DataLoader) else ""
+    warnings.warn(
+        f"{what} ({name}) says by len() that it has {size} batches, and {found}. Let its __len__ say how many it gives, or "
+        "leave __len__ out: then all of them are read",
+        stacklevel=4,
+    )
 
 
 def iter_from(batches: Iterable[T], skip: int) -> Iterator[T]:

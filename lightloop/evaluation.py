@@ -122,7 +122,9 @@ def _step_of(module: nn.Module, stage: Stage) -> tuple[Callable[..., Any], Seque
 def _run_batches(loop: State, evaluation: Evaluation) -> None:
     for evaluation.loader_idx, (evaluation.loader_name, loader) in enumerate(evaluation.loaders.items()):
         evaluation.outputs.append([])
-        for evaluation.batch_idx, (evaluation.batch, evaluation.is_last_batch) in enumerate(with_is_last(loader)):
+        what = f"the data to {evaluation.metric_name(evaluation.stage)}"
+        batches = with_is_last(loader, 0, None, what, loop.wrong_lengths)
+        for evaluation.batch_idx, (evaluation.batch, evaluation.is_last_batch) in enumerate(batches):
             _run_batch(loop, evaluation)
     evaluation.loader_name = None
 
@@ -131,7 +133,7 @@ def _run_batch(loop: State, evaluation: Evaluation) -> None:
     hook = loop.hook
     evaluation.batch = hook.move_batch(loop=loop, batch=evaluation.batch)  # type: ignore[arg-type]
     hook.before_evaluation_batch(loop=loop)  # type: ignore[arg-type]
-    evaluation.output = hook.evaluate_batch(loop=loop)  # type: ignore[arg-type]
+    evaluation.output = None if evaluation.batch is None else hook.evaluate_batch(loop=loop)  # type: ignore[arg-type]
     if evaluation.stage == "predict":
         evaluation.outputs[-1].append(evaluation.output)
     hook.after_evaluation_batch(loop=loop)  # type: ignore[arg-type]

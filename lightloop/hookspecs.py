@@ -98,10 +98,11 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def read_batches(self, loop: Loop) -> Iterable[tuple[Any, bool]] | None:
-        """Give the epoch's batches from ``loop.batch_idx`` on, each with whether it is the last one.
+        """Give the epoch's batches from ``loop.batch_idx`` on, each with whether it is known to be the last one.
 
         When: once per epoch, after before_epoch.
-        Default: read ``loop.train_loader``, passing over those that a resumed epoch had already trained on.
+        Default: read ``loop.train_loader`` up to its length, passing over those that a resumed epoch had already trained on.
+            Where it has no length, none is said to be the last: nothing is read ahead of the batch that is trained on.
         """
 
     # --------------------------------------------------------------------------------------------------- one batch
@@ -118,7 +119,7 @@ class Hooks:
     def before_batch(self, loop: Loop) -> None:
         """``loop.batch`` is about to be trained on.
 
-        When: once per training batch, after it was moved.
+        When: once per training batch, after it was moved; one that is None is passed over.
         May change: ``loop.batch``; ``loop.skip_batch(reason)`` passes it over.
         """
 
@@ -271,7 +272,8 @@ class Hooks:
         """All that a later run needs to go on from here is in the state: counters name the next batch, nothing is in flight.
 
         When: after each batch but the last of an epoch, also where the epoch is broken off there (``loop.stopping``), before
-            its open windows are closed; for the last one, after after_epoch, with the counters of the next epoch.
+            its open windows are closed; after after_epoch, with the counters of the next epoch. Data without a length shows
+            that it has ended only when it is asked again, so that its last batch is followed by both.
         May change: requests.
         """
 
@@ -306,21 +308,21 @@ class Hooks:
         """``loop.evaluation.batch`` is about to be evaluated.
 
         When: once per evaluation batch, after it was moved.
-        May change: ``loop.evaluation.batch``.
+        May change: ``loop.evaluation.batch``; one that is None is passed over.
         """
 
     @hookspec(firstresult=True)
     def evaluate_batch(self, loop: Loop) -> Any:
         """Run the module on ``loop.evaluation.batch`` and return what it returns.
 
-        When: once per evaluation batch.
+        When: once per evaluation batch that is not None.
         Default: the module's ``validation_step``, ``test_step`` or ``predict_step``, as the stage is.
         Order: wrap it for autocast and the like.
         """
 
     @hookspec
     def after_evaluation_batch(self, loop: Loop) -> None:
-        """``loop.evaluation.output`` is known.
+        """``loop.evaluation.output`` is known: what the step returned, or None for a batch that was None.
 
         When: once per evaluation batch.
         May change: nothing.

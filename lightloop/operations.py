@@ -45,7 +45,7 @@ class Operations:
 
     @hookimpl
     def read_batches(self, loop: Loop) -> Iterable[tuple[Any, bool]]:
-        return with_is_last(loop.train_loader, skip=loop.batch_idx)
+        return with_is_last(loop.train_loader, loop.batch_idx, None, "the training data", loop.wrong_lengths)
 
     @hookimpl
     def move_batch(self, loop: Loop, batch: Any) -> Any:

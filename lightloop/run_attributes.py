@@ -58,7 +58,7 @@ class RunAttributes:
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the training batch is the last of its epoch, after limits."""
+        """Whether the training batch is known to be the last of its epoch, after limits; without a length it is not."""
         return self._latest.is_last_batch
 
     @property

@@ -61,6 +61,8 @@ class State(Control):
         self.eval_sources: dict[str, Callable[[], Any]] = {}
         self.eval_loaders: dict[str, dict[str | None, Iterable[Any]]] = {}
         """The loaders that a stage has been given; it asks its source for new ones if they are taken out."""
+        self.wrong_lengths: set[str] = set()
+        """The data whose ``len()`` has been said to be wrong, which is said once."""
         self.evaluation: Evaluation | None = None
 
         self.epoch: int = 0

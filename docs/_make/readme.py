@@ -31,6 +31,7 @@ KINDS = {
     ),
     "data and evaluation": (
         "validation",
+        "read_ahead",
         "reload_data",
         "set_epoch",
         "seed",

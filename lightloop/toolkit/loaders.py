@@ -22,6 +22,11 @@ class Limited:
     def __len__(self) -> int:
         return min(len(self.loader), self.limit)  # type: ignore[arg-type]
 
+    @property
+    def most(self) -> int:
+        """How many batches there are at most, which is known where ``loader`` has no length."""
+        return min(self.limit, getattr(self.loader, "most", self.limit))
+
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(iter(self.loader), self.limit)
 

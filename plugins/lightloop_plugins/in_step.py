@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
@@ -10,12 +11,15 @@ import torch
 
 from lightloop import Limited, Loop, Plugin, World, hookimpl, option, size_of
 
+PATIENCE = 120.0
+"""For how many seconds a rank whose data has ended too early waits for the others to end there, too."""
+
 
 class InStep(Plugin):
     """See to it that every rank makes the same steps.
 
     Data: ranks train on as many batches as the one that has the fewest; a warning says which one that is. Where lengths are
-    not known, they ask one another before each batch. Batches that are cut into pieces must be cut into as many. A batch that is passed over, or a loss that is None, on one rank
+    not known, they ask one another before each batch. Where data ends before its length says, it must on all ranks. Batches that are cut into pieces must be cut into as many. A batch that is passed over, or a loss that is None, on one rank
     alone would leave the others waiting: it is an error, unless ``together`` is set. Then all ranks ask one another twice
     for each batch, and pass over one that any of them passes over.
     """
@@ -43,6 +47,24 @@ class InStep(Plugin):
         loader = yield
         needed = stage == "fit" or loop.world.in_lockstep
         return cut(loader, loop.world, f"the data to {stage}") if needed else loader
+
+    @hookimpl(wrapper=True)
+    def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
+        batches = yield
+        return itertools.chain(batches, self._end(loop))
+
+    def _end(self, loop: Loop) -> Iterator[Any]:
+        """See to it, where the data ends before its length says, that it does on all ranks."""
+        if size_of(loop.train_loader) is not None and not loop.is_last_batch:
+            try:
+                loop.world.barrier(within=PATIENCE)
+            except RuntimeError as error:
+                error.add_note(
+                    f"the training data of rank {loop.world.rank} ended after {loop.batch_idx} batches and says by len() that "
+                    f"it has {loop.num_batches}: either all ranks end there, or none does"
+                )
+                raise
+        yield from ()
 
     @hookimpl(wrapper=True, tryfirst=True)
     def before_batch(self, loop: Loop) -> Generator[None, None, None]:

@@ -222,6 +222,66 @@ def test_c83_uneven_data_is_cut_to_the_shortest_and_it_is_said_which():
     assert second[2] == []
 
 
+class Lying(list):
+    """Says by ``len()`` that there are so many batches."""
+
+    says = 10
+
+    def __len__(self):
+        return self.says
+
+
+class Played(Probe):
+    def training_step(self, batch):
+        made_at, batch = batch
+        assert made_at == self.global_step
+        return super().training_step(batch)
+
+    def play(self, count):
+        for number in range(count):
+            yield self.global_step, torch.tensor(1.0 + 2 * number + rank())
+
+
+def without_or_with_a_wrong_length():
+    found = []
+    module = Played()
+    run = trainer(accumulate_grad_batches=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(module, module.play(5 + rank()))  # rank 1 has one more, which is left out
+        found.append((module.w.item(), run.loop.global_step, len(caught)))
+        for says in (10, 4):
+            module, data = Probe(), Lying(own(*range(1, 13 if says == 4 else 11)))
+            data.says = says
+            run.fit(module, data)
+            found.append((module.w.item(), run.loop.global_step, len(caught)))
+    return found
+
+
+def test_data_without_a_length_or_with_a_wrong_one_comes_to_what_one_process_comes_to():
+    mean = [float(2 * number + 1.5) for number in range(5)]  # of the two ranks' batches 1 + 2n and 2 + 2n
+    whole = -((mean[0] + mean[1]) / 2 + (mean[2] + mean[3]) / 2 + mean[4])
+    first, second = values_of(run_ranks(without_or_with_a_wrong_length, 2))
+    assert first == [(whole, 3, 0), (whole, 3, 1), (whole + mean[4], 2, 2)]
+    assert second == [(whole, 3, 1), (whole, 3, 2), (whole + mean[4], 2, 3)]
+
+
+def ends_too_early():
+    from lightloop_plugins import in_step
+
+    in_step.PATIENCE = 1.0
+    trainer().fit(Probe(), Lying(own(*range(10 - 2 * rank()))))
+
+
+def test_data_that_ends_before_its_length_on_one_rank_alone_is_an_error():
+    first, second = run_ranks(ends_too_early, 2)
+    said = (
+        "the training data of rank 1 ended after 4 batches and says by len() that it has 10: either all ranks end there"
+    )
+    assert said in second.error
+    assert first.error
+
+
 def none_on_one():
     class Sometimes(Probe):
         def training_step(self, batch, batch_idx):

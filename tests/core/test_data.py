@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -40,9 +41,8 @@ def test_each_batch_and_whether_it_is_the_last(count, skip, limit, sized):
     end = count if limit is None else min(count, limit)
     pairs = list(with_is_last(batches, skip, limit))
     assert [batch for batch, _ in pairs] == list(range(skip + 1, end + 1))
-    known = sized or limit is None or limit <= count
-    if pairs and known:
-        assert [last for _, last in pairs] == [False] * (len(pairs) - 1) + [True]
+    known = sized or (limit is not None and limit <= count)
+    assert [last for _, last in pairs] == [False] * (len(pairs) - 1) + [known] * bool(pairs)
     if not sized and limit is not None:
         assert batches.drawn <= limit
 
@@ -58,11 +58,59 @@ def test_c71_nothing_is_nothing():
     assert list(with_is_last(Drawn(0))) == list(with_is_last([])) == list(with_is_last(Drawn(3), limit=0)) == []
 
 
-def test_only_where_no_end_is_known_one_is_fetched_ahead():
-    for batches, limit, ahead in ((Drawn(5), None, 1), (Drawn(5), 5, 0)):
+@pytest.mark.parametrize("limit", [None, 5])
+def test_nothing_is_fetched_ahead_but_where_a_loader_says_so_and_no_end_is_known(limit):
+    for ahead in (False, True):
+        batches = Drawn(5)
+        batches.reads_ahead = ahead
         pairs = with_is_last(batches, limit=limit)
         next(pairs)
-        assert batches.drawn == 1 + ahead
+        assert batches.drawn == 1 + (ahead and limit is None)
+        assert [last for _, last in pairs] == [False] * 3 + [ahead or limit is not None]
+
+
+class Lying:
+    """Says by ``len()`` another number than it gives."""
+
+    def __init__(self, says, gives):
+        self.says, self.gives, self.given = says, gives, 0
+
+    def __len__(self):
+        return self.says
+
+    def __iter__(self):
+        for number in range(self.gives):
+            self.given += 1
+            yield number
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize(
+    ("says", "gives", "limit", "read", "words"),
+    [
+        (4, 10, None, 5, "has 4 batches, and has more: it ends after 4, and the rest is not used"),
+        (4, 10, 6, 5, "has 4 batches, and has more"),
+        (4, 10, 4, 4, None),
+        (4, 10, 2, 2, None),
+        (10, 4, None, 4, "has 10 batches, and gave 4: it ended there, and schedules and total_steps counted more"),
+        (10, 4, 6, 4, "has 10 batches, and gave 4"),
+        (10, 4, 4, 4, None),
+        (4, 4, None, 4, None),
+    ],
+)
+def test_a_wrong_length_is_told_once_and_the_end_is_whichever_comes_first(says, gives, limit, read, words, skip):
+    loader, told = Lying(says, gives), set()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            loader.given = 0
+            pairs = list(with_is_last(loader, skip, limit, "the data", told))
+            assert [batch for batch, _ in pairs] == list(range(skip, min(says, gives, limit or 99)))
+            assert [last for _, last in pairs][-1] == (min(says, limit or 99) <= gives)
+            assert loader.given == (read if not (words and told and _) else min(read, says))
+    assert [str(each.message).startswith("the data (Lying) says by len() that it " + words) for each in said] == (
+        [True] if words else []
+    )
 
 
 class Endless(IterableDataset):

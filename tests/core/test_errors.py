@@ -279,4 +279,4 @@ def test_a_loader_that_raises():
     with pytest.raises(OSError) as info:
         Trainer([BARE]).fit(TinyClassifier(), batches())
     assert info.value is error
-    assert info.value.__notes__ == ["at epoch 0, batch 1"]  # one is fetched ahead, to know which is the last
+    assert info.value.__notes__ == ["at epoch 0, batch 2"]

@@ -440,7 +440,7 @@ def test_a_stop_before_the_first_batch():
 def test_c71_loaders_of_unknown_length():
     module = Probe()
     loop = fit(module, iter(probe_batches(3)))
-    assert (loop.total_batches, loop.epoch, loop.num_batches, loop.is_last_batch) == (3, 1, None, True)
+    assert (loop.total_batches, loop.epoch, loop.num_batches, loop.is_last_batch) == (3, 1, None, False)
     with pytest.warns(UserWarning, match="^the training data gave no batch$") as warned:
         loop = fit(Probe(), iter([]), max_epochs=3)
     assert len(warned) == 1
@@ -450,14 +450,33 @@ def test_c71_loaders_of_unknown_length():
     assert loop.global_step == 2
 
 
-def test_a_loader_that_gives_less_than_its_length_still_closes_its_window():
-    class Short(list):
-        def __len__(self):
-            return 10
+class Evaluated(Probe):
+    """Logs each batch that it is evaluated on, and predicts it."""
 
-    module = Probe()
-    assert fit(module, Short(probe_batches(3)), accumulate_grad_batches=2).global_step == 2
-    assert module.w.item() == -1.5 - 3
+    def validation_step(self, batch):
+        self.seen.append(batch.item())
+        self.log("mean", batch)
+
+    test_step = validation_step
+
+    def predict_step(self, batch):
+        return batch.item()
+
+
+def test_a_batch_that_is_none_is_passed_over_in_every_stage():
+    one, two, three = probe_batches(3)
+    data = [None, one, None, two, three, None]
+    module = Evaluated()
+    fit(module, data, accumulate_grad_batches=2)
+    assert (module.w.item(), module.seen) == (-1.5 - 3.0, [1.0, 2.0, 3.0])
+    for stage in ("validate", "test"):
+        module = Evaluated()
+        assert getattr(Trainer(["-*"]), stage)(module, data) == {"mean": 2.0}
+        assert module.seen == [1.0, 2.0, 3.0]
+    assert Trainer(["-*"]).predict(module, data) == [None, 1.0, None, 2.0, 3.0, None]
+    module = Evaluated()
+    Trainer(["-*", "validation"], num_sanity_val_steps=0).fit(module, [one], data)
+    assert module.seen == [1.0, 1.0, 2.0, 3.0]
 
 
 def test_gradients_of_before_are_not_used_and_none_are_left():

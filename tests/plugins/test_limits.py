@@ -154,8 +154,8 @@ def test_c71_what_is_left_of_a_shared_iterator_is_the_next_users():
     assert float(next(shared)) == 9.0
 
 
-@pytest.mark.parametrize("limit", [4, 12])
-def test_the_last_batch_is_known_after_limits(limit):
+@pytest.mark.parametrize(("limit", "kind", "known"), [(4, Counted, 1), (4, Sized, 1), (12, Counted, 0), (12, Sized, 1)])
+def test_the_last_batch_is_known_after_limits(limit, kind, known):
     last = []
 
     class Last(Probed):
@@ -163,8 +163,8 @@ def test_the_last_batch_is_known_after_limits(limit):
             last.append(self.loop.is_last_batch)
             return super().training_step(batch)
 
-    Trainer(["-*"], limit_train_batches=limit).fit(Last(), Counted(10))
-    assert last == [False] * (min(limit, 10) - 1) + [True]
+    Trainer(["-*"], limit_train_batches=limit).fit(Last(), kind(10))
+    assert last == [False] * (min(limit, 10) - 1) + [bool(known)]
 
 
 class Stream(IterableDataset):

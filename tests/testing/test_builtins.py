@@ -36,6 +36,7 @@ OPTIONS = {
     "overfit": {"batches": 1},
     "precision": {"precision": "bf16-mixed"},
     "profiler": {"kind": True},
+    "read_ahead": {"on": True},
     "reload_data": {"epochs": 1},
     "seed": {"seed": 3},
     "split_on_oom": {"on": True},

@@ -13,7 +13,7 @@ from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.handover import DIRECTORY, EPOCH_START, RESUMED
-from lightloop_plugins.checkpoint.positions import epoch_start, innermost, kind_of
+from lightloop_plugins.checkpoint.positions import epoch_start, kind_of
 from lightloop_plugins.checkpoint.record import describe_plugins, describe_run
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
@@ -83,7 +83,7 @@ class Checkpoint(Plugin):
         self._about: dict[str, Any] = {}
         self._start: Mapping[str, Any] | None = None
         self._trigger = Trigger(self.every, self.monitor, self.mode)
-        self._place: tuple[int, int] | None = None
+        self._place: tuple[int, int, int] | None = None
         self.last_path: str | None = None
         self.best_path: str | None = None
 
@@ -103,7 +103,7 @@ class Checkpoint(Plugin):
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
         if self._place is None:
-            self._place = (loop.global_step, loop.total_batches) if RESUMED in loop.stash else (-1, -1)
+            self._place = _place_of(loop) if RESUMED in loop.stash else (-1, -1, -1)
             split = SHARDING in loop.stash  # then every rank writes
             if loop.world.is_main or split:
                 self._begin(loop, split)
@@ -129,7 +129,7 @@ class Checkpoint(Plugin):
     @hookimpl(wrapper=True)
     def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
         loader = loop.train_loader
-        start = None if kind_of(innermost(loader)) == "itself" else epoch_start(loader)
+        start = None if kind_of(loader) == "itself" else epoch_start(loader)
         batches = yield
         self._start = start
         if EPOCH_START in loop.stash:
@@ -151,7 +151,7 @@ class Checkpoint(Plugin):
 
     @hookimpl
     def between_batches(self, loop: Loop) -> None:
-        if self._trigger.due(loop) and (loop.global_step, loop.total_batches) != self._place:
+        if self._trigger.due(loop) and _place_of(loop) != self._place:
             self._save(loop)
 
     def save_next(self) -> None:
@@ -160,7 +160,7 @@ class Checkpoint(Plugin):
 
     def _save(self, loop: Loop, exact: bool = True) -> None:
         loop.world.barrier(within=PATIENCE)
-        self._place = (loop.global_step, loop.total_batches)
+        self._place = _place_of(loop)
         failure: Exception | None = None
         content = ready(loop, self._content(loop))
         if self._saver is not None:
@@ -243,3 +243,8 @@ class Checkpoint(Plugin):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._trigger.load_state_dict(state)
+
+
+def _place_of(loop: Loop) -> tuple[int, int, int]:
+    """What differs between two states; data without a length ends after a boundary that might have been inside its epoch."""
+    return loop.global_step, loop.total_batches, loop.epoch

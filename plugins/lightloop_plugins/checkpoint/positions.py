@@ -32,7 +32,7 @@ def epoch_start(loader: Any) -> dict[str, Any]:
 def position(loader: Any, batches: int, start: Mapping[str, Any] | None) -> dict[str, Any]:
     """Where ``loader`` is after ``batches`` batches of an epoch that began as ``start`` says, as a plain tree."""
     inner = innermost(loader)
-    state: dict[str, Any] = {"kind": kind_of(inner)}
+    state: dict[str, Any] = {"kind": kind_of(loader)}
     if state["kind"] == "state" and (batches or not _ends_for_good(inner)):
         state["state"] = inner.state_dict()
     if state["kind"] != "itself":
@@ -44,10 +44,16 @@ def position(loader: Any, batches: int, start: Mapping[str, Any] | None) -> dict
 
 def kind_of(loader: Any) -> str:
     """How ``loader`` gets to a place: by "itself", by its "state", or by "replay" of the epoch."""
-    if hasattr(loader, "iter_from"):
+    inner = innermost(loader)
+    if hasattr(inner, "iter_from"):
         return "itself"
-    both = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-    return "state" if both and size_of(loader) is not None else "replay"
+    both = hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")
+    return "state" if both and not is_ahead(loader) else "replay"
+
+
+def is_ahead(loader: Any) -> bool:
+    """Whether the loop has read a batch more than it has trained on."""
+    return size_of(loader) is None and getattr(loader, "most", None) is None and getattr(loader, "reads_ahead", False)
 
 
 class Resumed:
@@ -81,7 +87,7 @@ class Resumed:
             yield from self._begin(skip)
             return
         rest, waiting = self._begin(skip), []
-        if size_of(self.loader) is None:  # its reader is one batch ahead
+        if is_ahead(self.loader):
             waiting = list(itertools.islice(rest, 1))
         if innermost(self.loader) is not self.loader and size_of(self.loader) is not None:
             rest = itertools.islice(rest, len(self) - skip)  # what is around it has a limit
@@ -89,9 +95,14 @@ class Resumed:
         yield from waiting
         yield from rest
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
     def _begin(self, skip: int) -> Iterator[Any]:
         inner = innermost(self.loader)
-        kind = kind_of(inner)
+        kind = kind_of(self.loader)
         if kind != self._state["kind"]:
             warnings.warn(
                 f"the checkpoint was made with a loader that is resumed by {self._state['kind']}, and this "
@@ -113,7 +124,7 @@ class Resumed:
                 set_all(loader_generators(inner), start["generators"])
         if skip and not by_state:
             return replay(self.loader, skip)
-        batches = iter(inner if by_state else self.loader)
+        batches = iter(inner if by_state and size_of(self.loader) is not None else self.loader)
         return batches
 
 

@@ -1,0 +1,48 @@
+"""Read one batch ahead of data without a length, so that its last batch is known as such."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+from lightloop import Loop, Plugin, hookimpl, option, size_of
+
+
+class ReadAhead(Plugin):
+    """Read one batch ahead of loaders that have no ``len()``; of others the last batch is known anyway.
+
+    Without it, ``loop.is_last_batch`` is False for every batch of such a loader, and a window that is open when the data
+    ends is closed behind its last batch. The numbers are the same. Leave it out where data is made with the module that is
+    trained: the batch read ahead is made before the step on the one before it.
+    """
+
+    name = "read_ahead"
+
+    on: bool = option(
+        False,
+        "Read one batch ahead of loaders without len(), so that the last batch of an epoch is known before it is trained on.",
+        flag="read_ahead",
+        switch=True,
+    )
+
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loop: Loop) -> Generator[None, Any, Any]:
+        loader = yield
+        return Ahead(loader) if size_of(loader) is None else loader
+
+
+class Ahead:
+    """``loader``, marked as one of which a batch is read ahead; what else it has is the loader's own."""
+
+    reads_ahead = True
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
