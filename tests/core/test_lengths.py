@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightloop import Plugin, Trainer, hookimpl
