@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
+from lightloop import plugin_state
 from lightloop.plugin_options import OPTION, describe, fits, hints_of, type_name
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class Plugin(Implementations):
     """Attributes that the Trainer has while this plugin is live, each with the attribute of the plugin behind it."""
     arguments: ClassVar[tuple[str, ...]] = ()
     """Names that it puts into ``loop.step_arguments``. In runs without it, training_step is not given something else for them."""
+    state: ClassVar[tuple[str, ...]] = ()
+    """Attributes that decide what comes next: they are saved with the run, and a resumed run has them back."""
+    transient: ClassVar[tuple[str, ...]] = ()
+    """Attributes that each process sets anew, such as open files, clocks, and what options or other state tell.
+
+    Each attribute that is no option must be in one of the two; a subclass adds to what its bases declare. The contract
+    for plugins (``lightloop check``) refuses one that is in neither, and proves that those of ``state`` suffice.
+    """
     state_version: ClassVar[int] = 1
     """The number of the form that :meth:`state_dict` has now."""
     hookspecs: ClassVar[tuple[type, ...]] = ()
@@ -77,6 +86,7 @@ class Plugin(Implementations):
                 )
         if cls.ranks != "all" and "strategy" not in cls.after:  # which rank this is, is known then
             cls.after = (*cls.after, "strategy")
+        plugin_state.declare(cls)
         dataclasses.dataclass(eq=False, repr=True)(cls)
 
     def __post_init__(self) -> None:
@@ -133,11 +143,20 @@ class Plugin(Implementations):
         return cls.default
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart: plain containers, numbers, strings and tensors."""
-        return {}
+        """What must survive a restart: plain containers, numbers, strings and tensors; by default all of :attr:`state`.
+
+        A set is saved as a list, an object with a ``state_dict`` of its own by that. Where another form is needed, write
+        both methods, and name in :attr:`state` the attributes that they cover.
+        """
+        return {plugin_state.key(name): plugin_state.saved(getattr(self, name)) for name in type(self).state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave, in the form of :attr:`state_version`."""
+        """Take back what :meth:`state_dict` gave, in the form of :attr:`state_version`.
+
+        It is called after ``before_fit``, by which every attribute of :attr:`state` must be set.
+        """
+        for name in type(self).state:
+            setattr(self, name, plugin_state.restored(getattr(self, name), state[plugin_state.key(name)]))
 
     @classmethod
     def migrate_state(cls, state: Mapping[str, Any], version: int) -> Mapping[str, Any]:

@@ -43,9 +43,6 @@ PLUGIN = '''\
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from lightloop import Loop, Plugin, hookimpl, option
 
 
@@ -54,6 +51,7 @@ class {kind}(Plugin):
 
     name = "{name}"
     works_with = ">={major_minor}"
+    state = ("count",)  # what a resumed run must have back
 
     every: int = option(1, "Log the count each so many batches; at least 1.")
 
@@ -71,12 +69,6 @@ class {kind}(Plugin):
         self.count += 1
         if self.count % self.every == 0:
             loop.log("{name}/batches", self.count)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {{"count": self.count}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count = state["count"]
 '''
 TEST = """\
 from lightloop import Trainer

@@ -17,6 +17,7 @@ from lightloop.discovery import GROUP
 from lightloop.listing import Entry
 from lightloop.local import LOCAL
 from lightloop.plugin_options import OPTION, options_of
+from lightloop.plugin_state import undeclared
 from lightloop.testing import probes
 from lightloop.testing.imports import import_without_optional
 from lightloop.testing.models import TinyClassifier, classification_batches
@@ -134,14 +135,25 @@ class PluginContract:
         assert trainer.loop.status in ("finished", "stopped")
         assert trainer.loop.hook.disabled == {}
 
+    def test_it_declares_what_each_of_its_attributes_is(self) -> None:
+        plugin = self.make()
+        watch = probes.Attributes(plugin)
+        self.made(plugin, watch).fit(self.module(), self.data())
+        names = sorted({*watch.seen, *undeclared(plugin)})
+        assert names == [], (
+            f"these attributes are no options, and it does not say what they are: {', '.join(names)}. Name in the class, as "
+            f"state = (...), those that a resumed run must have back, and as transient = (...) those that each run sets anew"
+        )
+
     def test_its_state_goes_through_state_dict(self) -> None:
         plugin, other = self.make(), self.make()
         self.made(plugin).fit(self.module(), self.data())
         state = plugin.state_dict()
         assert (problem := probes.not_plain(state)) is None, f"state_dict has what is no plain data: {problem}"
-        self.made(other, probes.Restore(other, state)).fit(self.module(), self.data(1))
-        assert other.seen_state is None or self.same_state(other.seen_state, state), (  # type: ignore[attr-defined]
-            f"load_state_dict(state) and then state_dict() must give the state again: {state} became {other.seen_state}"  # type: ignore[attr-defined]
+        restore = probes.Restore(other, state)
+        self.made(other, restore).fit(self.module(), self.data(1))
+        assert restore.seen is None or self.same_state(restore.seen, state), (
+            f"load_state_dict(state) and then state_dict() must give the state again: {state} became {restore.seen}"
         )
 
     def test_a_run_that_is_gone_on_with_is_the_run_that_was_not_stopped(self, tmp_path: Any) -> None:

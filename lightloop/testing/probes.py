@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightloop import Loop, Plugin, hookimpl
+from lightloop.plugin_state import undeclared
 
 DISTURBS = ("parameters", "gradients", "random", "modes")
 """What :class:`Watch` compares. A plugin may declare ``"waiting"`` beside: it reads values of the device in each batch."""
@@ -93,16 +94,32 @@ class Restore(Plugin):
     def __init__(self, plugin: Plugin, state: Mapping[str, Any]) -> None:
         super().__init__()
         self.plugin = plugin
-        self.state = state
-        plugin.seen_state = None  # type: ignore[attr-defined]
+        self.given = state
+        self.seen: Mapping[str, Any] | None = None
 
     @hookimpl(wrapper=True, tryfirst=True)
     def before_fit(self, loop: Loop) -> Generator[None, None, None]:
         yield
         if any(plugin is self.plugin for plugin in loop.plugins):
-            self.plugin.load_state_dict(self.state)
-            self.plugin.seen_state = self.plugin.state_dict()  # type: ignore[attr-defined]
+            self.plugin.load_state_dict(self.given)
+            self.seen = self.plugin.state_dict()
         loop.interrupt("its state has been seen")
+
+
+class Attributes(Plugin):
+    """Keeps the names of another plugin's attributes that are not declared, as they are between two batches."""
+
+    name = "attributes"
+
+    def __init__(self, plugin: Plugin) -> None:
+        super().__init__()
+        self.plugin = plugin
+        self.seen: set[str] = set()
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def after_batch(self, loop: Loop) -> Generator[None, None, None]:
+        yield
+        self.seen.update(undeclared(self.plugin))
 
 
 def random_state() -> list[Any]:

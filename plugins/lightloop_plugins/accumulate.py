@@ -22,6 +22,7 @@ class Accumulate(Plugin):
     before = ("tbptt",)
     offers: ClassVar[Mapping[str, str]] = {"accumulate_grad_batches": "factor"}
     disturbs = ("gradients", "parameters")
+    transient = ("schedule", "factor", "_warned")
 
     batches: int | Mapping[int, int] = option(
         1,

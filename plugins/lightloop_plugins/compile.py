@@ -21,6 +21,7 @@ class Compile(Plugin):
 
     name = "compile"
     after = ("accelerator", "strategy")
+    transient = ("_replaced",)
 
     on: bool = option(False, "Compile the module's steps with torch.compile.", flag="compile", switch=True)
     mode: str | None = option(

@@ -20,6 +20,7 @@ class CompiledModule(Plugin):
     name = "compiled_module"
     default = True
     before = ("accelerator", "strategy", "compile")
+    transient = ("_wrapper", "_before")
 
     def check(self) -> None:
         self._wrapper: Any = None

@@ -25,6 +25,7 @@ class CudaGraphs(Plugin):
     name = "cuda_graphs"
     default = True
     after = ("accelerator", "strategy", "precision", "compile", "compiled_module")
+    transient = ("_parameters", "_kept")
 
     guard: bool | None = option(
         None,

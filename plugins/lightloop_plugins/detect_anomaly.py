@@ -15,6 +15,7 @@ class DetectAnomaly(Plugin):
 
     name = "detect_anomaly"
     before = ("accelerator", "strategy")
+    transient = ("_before",)
 
     on: bool = option(
         False, "Whether autograd checks each backward operation for NaN; slow.", flag="detect_anomaly", switch=True

@@ -28,6 +28,8 @@ class DeviceStats(Plugin):
 
     name = "device_stats"
     before = ("log_every", "validation")
+    state = ("_every",)
+    transient = ("_seen",)
 
     when: int | float | str | Every | None = option(
         None,

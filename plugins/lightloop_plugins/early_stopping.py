@@ -27,6 +27,8 @@ class EarlyStopping(Plugin):
     after = ("log_every", "validation")
     before = ("checkpoint",)
     offers: ClassVar[Mapping[str, str]] = {"early_stop_callback": "itself"}
+    state = ("wait_count", "best_score", "last_score", "stopped_epoch")
+    transient = ("_better", "_sign", "_reason", "_validated", "_passed", "_checked", "_warned", "_updates")
 
     monitor: str = option("val_loss", "The metric to watch.", enables=False)
     min_delta: float = option(0.0, "Changes up to this size are no improvement.", enables=False)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +23,8 @@ class EMA(Plugin):
 
     name = "ema"
     before = ("validation", "checkpoint")
+    state = ("average", "updates")
+    transient = ("_weights", "_aside", "_stepped_in")
 
     decay: float | None = option(
         None, "How much of the average an update keeps, from 0 to below 1; None, where the plugin is listed, is 0.999."
@@ -53,7 +52,6 @@ class EMA(Plugin):
                 raise self.refuse("device", "a device that torch knows") from None
         self.average: dict[str, Tensor] = {}
         self.updates = 0
-        self._loaded = False
         self._forget()
 
     def _forget(self) -> None:
@@ -65,8 +63,7 @@ class EMA(Plugin):
     def before_fit(self, loop: Loop) -> None:
         self._forget()
         self._weights = averaged_tensors(loop.module, self.buffers)
-        if not self._loaded:
-            self.average, self.updates = {}, 0
+        self.average, self.updates = {}, 0
         if not self.validate:
             loop.leave_out(self, "before_evaluation")
 
@@ -104,20 +101,12 @@ class EMA(Plugin):
     def teardown(self, loop: Loop) -> None:
         if self.keep and self.average and loop.status in ("finished", "stopped"):
             self.copy_to(loop.module)
-        self._loaded = False
         self._forget()
 
     def copy_to(self, module: nn.Module) -> None:
         """Put the average into ``module``, which must have tensors of the same names and shapes."""
         weights = averaged_tensors(module, self.buffers)
         copy_([weights[name] for name in self.average], list(self.average.values()))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "average": self.average}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updates, self.average = state["updates"], dict(state["average"])
-        self._loaded = True
 
     def _update_if_due(self, loop: Loop) -> None:
         if self._stepped_in is not None:

@@ -30,6 +30,7 @@ class FastDevRun(Plugin):
         "time_limit",
     )
     disturbs = ("gradients", "parameters")
+    transient = ("count",)
 
     batches: bool | int = option(
         False, "Run so many batches of everything and write nothing; True is one.", flag="fast_dev_run", switch=True

@@ -23,6 +23,7 @@ class GradNorm(Plugin):
 
     name = "grad_norm"
     before = ("clip", "nonfinite", "nonfinite_async", "terminate_on_nan")
+    transient = ("p", "_total", "_names", "_before")
 
     norm_type: float | str = option(
         -1, "The p of the norm, any number above 0 or 'inf'; -1 is off.", flag="track_grad_norm"

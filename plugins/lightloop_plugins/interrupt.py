@@ -22,6 +22,7 @@ class Interrupt(Plugin):
 
     name = "interrupt"
     default = True
+    transient = ("_handlers", "_loop", "_presses")
 
     reraise: bool = option(
         False,

@@ -19,6 +19,8 @@ class LogEvery(Plugin):
     after = ("throughput", "device_stats", "lr_monitor", "grad_norm")
     before = ("validation",)
     default = True
+    state = ("_every", "_started")
+    transient = ("_wanted", "_pending")
 
     when: int | float | str | Every | None = option(
         50,

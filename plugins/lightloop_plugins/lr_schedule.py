@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,21 +31,21 @@ class LRSchedule(Plugin):
     default = True
     after = ("log_every", "validation")
     before = ("checkpoint",)
+    state = ("_used",)
+    transient = ("_by_module", "_warned")
 
     def check(self) -> None:
         self._used: list[int] = []
-        """For each schedule, how often its metric had been given a value when it was last used."""
+        """For each schedule, how often its metric had been given a value when it was last used; the schedulers are the loop's."""
         self._by_module: Callable[..., Any] | None = None
         self._warned: set[int] = set()
-        self._loaded = False
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         if not loop.schedules:
             loop.leave_out(self)
             return
-        if not self._loaded:
-            self._used = [0] * len(loop.schedules)
+        self._used = [0] * len(loop.schedules)
         self._by_module = defined(loop.module, "lr_scheduler_step")
         self._warned = set()
         intervals = {schedule.interval for schedule in loop.schedules}
@@ -76,13 +76,7 @@ class LRSchedule(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self._by_module, self._loaded = None, False
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"used": list(self._used)}  # schedulers and metrics are the loop's, and kept with it
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._used, self._loaded = list(state["used"]), True
+        self._by_module = None
 
     def _end_epoch(self, loop: Loop, monitored: bool) -> None:
         for index, schedule in enumerate(loop.schedules if loop.epoch_finished else ()):

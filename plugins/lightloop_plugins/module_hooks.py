@@ -51,6 +51,7 @@ class ModuleHooks(Plugin):
     name = "module_hooks"
     after = ("accelerator", "strategy", "precision", "callbacks", "grad_norm", "nonfinite", "clip")
     default = True
+    transient = ("_calls", "_output", "_closure", "_stepped")
 
     def check(self) -> None:
         self._forget()

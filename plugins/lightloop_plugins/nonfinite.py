@@ -38,6 +38,8 @@ class Nonfinite(Plugin):
     before = ("clip",)
     conflicts = ("nonfinite_async",)
     disturbs = ("waiting",)
+    state = ("events", "_in_a_row")
+    transient = ("_dirty", "_good", "_steps", "_rewinding")
 
     action: Literal["warn", "skip_step", "drop_batch", "rewind", "stop"] | None = option(
         None, "What to do about a value that is NaN or infinite; None is nothing.", flag="nonfinite"

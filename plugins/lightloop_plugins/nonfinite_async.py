@@ -32,6 +32,8 @@ class NonfiniteAsync(Plugin):
     name = "nonfinite_async"
     after = ("grad_norm",)
     before = ("clip",)
+    state = ("_counts", "_known")
+    transient = ("_windows", "_sent")
 
     action: Literal["warn", "zero", "stop"] | None = option(
         None,

@@ -35,6 +35,7 @@ class OldNames(Plugin):
         "training_tqdm_dict": "training_tqdm_dict",
         "batch_nb": "batch_nb",
     }
+    transient = ("_trainer", "_shown", "_batch_idx", "_bar")
 
     print_nan_grads: bool = option(False, "Gone; the error says what to write.", flag="print_nan_grads", enables=False)
     weights_save_path: str | None = option(

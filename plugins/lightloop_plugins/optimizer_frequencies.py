@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +19,8 @@ class OptimizerFrequencies(Plugin):
 
     name = "optimizer_frequencies"
     default = True
+    state = ("_windows", "_begun")
+    transient = ("_ends",)
 
     frequencies: Sequence[int] | None = option(
         None,
@@ -54,12 +56,6 @@ class OptimizerFrequencies(Plugin):
                 self._windows += 1
             self._begun = True
         return [self._turn()]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"windows": self._windows, "begun": self._begun}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._windows, self._begun = state["windows"], state["begun"]
 
     def _turn(self) -> int:
         place = self._windows % self._ends[-1]

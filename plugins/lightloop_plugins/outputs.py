@@ -35,6 +35,7 @@ class Outputs(Plugin):
     name = "outputs"
     before = ("callbacks", "log_every", "validation")
     default = True
+    transient = ("_ends", "_reads", "_kept", "_evaluated", "_batch")
 
     magic: bool | None = option(
         None,

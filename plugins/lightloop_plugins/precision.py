@@ -41,6 +41,8 @@ class Precision(Plugin):
     group = "precision"
     after = ("accelerator", "strategy")
     disturbs = ("gradients", "parameters")
+    state = ("scalers", "_scaled")
+    transient = ("mode", "_around", "before", "after")
 
     precision: int | str = option(
         32,

@@ -54,6 +54,7 @@ class Profiler(Plugin):
     name = "profiler"
     after = ("run_dir",)
     requires = ("run_dir",)
+    transient = ("times", "_functions", "_torch", "_tables", "_began")
 
     kind: object = option(
         None, "True or 'simple', 'advanced', 'pytorch', a profiler, or a function; None is off.", flag="profiler"

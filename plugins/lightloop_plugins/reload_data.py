@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from lightloop import Loop, Plugin, hookimpl, option
 
 
@@ -16,6 +13,7 @@ class ReloadData(Plugin):
 
     name = "reload_data"
     before = ("set_epoch",)
+    state = ("loaded_at",)
 
     epochs: int | bool = option(
         0,
@@ -39,9 +37,3 @@ class ReloadData(Plugin):
             self.loaded_at = loop.epoch
             loop.reload_train_data()
             loop.eval_loaders.pop("validate", None)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"loaded_at": self.loaded_at}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.loaded_at = state["loaded_at"]

@@ -31,6 +31,8 @@ class RunDir(Plugin):
     after = ("accelerator", "strategy")
     default = True
     offers: ClassVar[Mapping[str, str]] = {"run_dir": "path"}
+    state = ("path",)
+    transient = ("_resumed",)
 
     root: str | os.PathLike[str] | None = option(
         None, "Where runs leave their files.", flag="default_root_dir", aliases=("default_save_path",), enables=False

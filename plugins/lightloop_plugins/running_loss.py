@@ -22,6 +22,7 @@ class RunningLoss(Plugin):
     name = "running_loss"
     default = True
     offers: ClassVar[Mapping[str, str]] = {"running_loss": "number"}
+    transient = ("_window", "_losses")
 
     steps: int = option(20, "Steps to take the mean over.", enables=False)
 

@@ -27,6 +27,7 @@ class Seed(Plugin):
     before = ("accelerator", "strategy", "run_dir")
     after = ("limits", "overfit")
     disturbs = ("random",)
+    transient = ("_epoch",)
 
     seed: int | None = option(
         None, "Seed of all random numbers, from 0 to 2**32 - 1; None leaves them as they are.", flag="seed"

@@ -18,6 +18,7 @@ class SetEpoch(Plugin):
 
     name = "set_epoch"
     default = True
+    transient = ("_epoch", "_told")
 
     def check(self) -> None:
         self._epoch = 0

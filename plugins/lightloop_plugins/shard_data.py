@@ -27,6 +27,8 @@ class ShardData(Plugin):
     name = "shard_data"
     after = ("strategy", "limits", "overfit", "seed", "fast_dev_run")
     default = True
+    state = ("_seed",)
+    transient = ("_shares",)
 
     on: bool = option(
         True,

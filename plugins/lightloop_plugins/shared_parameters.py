@@ -19,6 +19,8 @@ class SharedParameters(Plugin):
 
     name = "shared_parameters"
     default = True
+    state = ("_holder", "_aside")
+    transient = ("_shared",)
 
     def check(self) -> None:
         self._shared: list[tuple[Tensor, list[int]]] = []

@@ -25,6 +25,7 @@ class Signals(Plugin):
     name = "signals"
     before = ("checkpoint",)
     default = True
+    transient = ("_handlers", "_loop", "_came")
 
     names: Sequence[str] = option(
         ("SIGTERM", "SIGUSR1"),

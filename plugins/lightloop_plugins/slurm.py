@@ -37,6 +37,8 @@ class Slurm(Plugin):
     after = ("strategy", "signals")
     before = ("run_dir", "checkpoint")
     requires = ("run_dir", "checkpoint", "resume")
+    state = ("_run",)
+    transient = ("_handlers", "_loop", "_came")
 
     requeue: bool = option(
         False,

@@ -32,6 +32,8 @@ class SWA(Plugin):
     name = "swa"
     after = ("lr_schedule",)
     before = ("checkpoint",)
+    state = ("average", "averaged", "_schedulers")
+    transient = ("_loaded", "_first")
 
     start: int | float | None = option(
         None, "Epoch from which weights are averaged, counted from 0; or a fraction of the training (0.75)."

@@ -22,6 +22,7 @@ class Throughput(Plugin):
 
     name = "throughput"
     before = ("log_every", "validation")
+    transient = ("_step", "_end", "_aside", "_batches", "_waited")
 
     window: int = option(50, "Batches to take the mean over.", enables=False)
 

@@ -18,6 +18,8 @@ class TimeLimit(Plugin):
 
     name = "time_limit"
     before = ("checkpoint",)
+    state = ("_before",)
+    transient = ("_since", "seconds")
 
     limit: int | float | str | timedelta | Mapping[str, float] | None = option(
         None,

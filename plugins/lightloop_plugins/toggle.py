@@ -22,6 +22,7 @@ class Toggle(Plugin):
     name = "toggle"
     before = ("strategy",)
     default = True
+    transient = ("_others",)
 
     on: bool = option(
         True,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from datetime import timedelta
-from typing import Any
 
 from lightloop import Every, Limited, Loop, Plugin, defined, eval_loaders, evaluate, hookimpl, option, size_of
 
@@ -24,6 +23,7 @@ class Validation(Plugin):
     tags = ("rhythmic_validation",)
     before = ("checkpoint", "duration", "time_limit")
     default = True
+    state = ("rhythm",)
 
     interval: int | float | str | timedelta | Every = option(
         1.0,
@@ -87,12 +87,6 @@ class Validation(Plugin):
     def after_epoch(self, loop: Loop) -> None:
         if self._is_in_turn(loop) and self.rhythm.due_at_epoch_end(loop):
             evaluate(loop, "validate")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rhythm": self.rhythm.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rhythm.load_state_dict(state["rhythm"])
 
     def _make_rhythm(self) -> Every:
         if not isinstance(self.interval, int):

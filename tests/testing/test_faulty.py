@@ -15,6 +15,7 @@ from lightloop import Plugin, hookimpl, option
 class Good(Plugin):
     '''Does nothing wrong.'''
     name = "good"
+    state = ("count",)
     size: int = option(1, "How much.")
     def check(self):
         self.count = 0
@@ -101,6 +102,7 @@ class Reads(Good):
 class Lambda(Good):
     '''Keeps a function without a name.'''
     name = "lambda"
+    transient = ("scale",)
     def check(self):
         super().check()
         self.scale = lambda x: x
@@ -108,9 +110,17 @@ class Lambda(Good):
 class LambdaLater(Good):
     '''Keeps one after a run.'''
     name = "lambda_later"
+    transient = ("scale",)
     @hookimpl
     def before_fit(self, loop):
         self.scale = lambda x: x
+
+class Undeclared(Good):
+    '''Does not say what its attribute is.'''
+    name = "undeclared"
+    def check(self):
+        super().check()
+        self.since = 0
 
 class Handler(Good):
     '''Leaves a signal handler.'''
@@ -193,6 +203,9 @@ FAULTS = {
     "doubles": {DISTURBS: "gradients, parameters"},
     "moves": {DISTURBS: "parameters"},
     "reads": {"test_it_waits_for_no_device_in_each_batch": "item in after_batch by plugin 'reads'"},
+    "undeclared": {
+        "test_it_declares_what_each_of_its_attributes_is": "and it does not say what they are: since",
+    },
     "lambda": {"test_it_pickles": "configured it cannot be pickled, for scale"},
     "lambda_later": {"test_it_pickles": "after a run it cannot be pickled, for scale"},
     "handler": {LEAVES: "signal handlers"},

@@ -28,6 +28,8 @@ class MLflow(Logger):
 
     name = "mlflow"
     works_with = ">=0.1"
+    state = ("run_id",)
+    transient = ("_client",)
     on_failure = "disable"  # a server that is away ends no training
 
     uri: str | None = option(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from lightloop import Loop, Plugin, hookimpl, option
@@ -20,6 +17,7 @@ class Noise(Plugin):
     after = ("clip",)
     works_with = ">=0.1"
     disturbs = ("gradients", "parameters")
+    state = ("_generator",)
 
     eta: float = option(0.0, "Variance of the noise at the first step; 0 is off.")
     gamma: float = option(0.55, "How fast the variance falls with the steps.", enables=False)
@@ -28,25 +26,19 @@ class Noise(Plugin):
     def check(self) -> None:
         if self.eta < 0:
             raise self.refuse("eta", "a number from 0")
-        self._state: torch.Tensor | None = None
+        self._generator: torch.Tensor | None = None
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        self._state = torch.Generator().manual_seed(self.seed).get_state()
+        self._generator = torch.Generator().manual_seed(self.seed).get_state()
 
     @hookimpl
     def before_step(self, loop: Loop) -> None:
-        assert self._state is not None
+        assert self._generator is not None
         generator = torch.Generator()  # made anew, since a generator does not pickle
-        generator.set_state(self._state)
+        generator.set_state(self._generator)
         deviation = (self.eta / (1 + loop.global_step) ** self.gamma) ** 0.5
         for gradient in loop.gradients:
             noise = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
             gradient.add_(noise.to(gradient.device), alpha=deviation)
-        self._state = generator.get_state()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state = state["generator"]
+        self._generator = generator.get_state()

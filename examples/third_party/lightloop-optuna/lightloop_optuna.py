@@ -27,6 +27,8 @@ class Pruning(Plugin):
     """
 
     name = "optuna"
+    state = ("reports",)
+    transient = ("pruned", "_evaluated")
     after = ("log_every", "validation")
     before = ("checkpoint",)
     works_with = ">=0.1"

@@ -27,6 +27,8 @@ class Wandb(Logger):
 
     name = "wandb"
     works_with = ">=0.1"
+    state = ("run_id",)
+    transient = ("_run",)
     on_failure = "disable"  # a service that is away ends no training
 
     project: str | None = option(None, "The project; that of the run's directory, such as the module's class, if None.")

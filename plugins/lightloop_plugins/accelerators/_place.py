@@ -26,6 +26,7 @@ class Device(Plugin):
     """
 
     group = "accelerator"
+    transient: ClassVar[tuple[str, ...]] = ("_move",)
     asked: ClassVar[bool] = True
     """Whether it is live only if somebody chose it; if not, a module that is elsewhere is moved with a warning."""
 

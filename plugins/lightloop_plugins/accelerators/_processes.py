@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from datetime import timedelta
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ class Processes(Plugin):
 
     group = "strategy"
     after = ("accelerator", "devices")
+    transient: ClassVar[tuple[str, ...]] = ("_failed",)
 
     backend: str | None = option(
         None,

@@ -37,6 +37,7 @@ class Ddp(Processes):
     """
 
     name = "ddp"
+    transient = ("_parallel", "_step", "_trained", "_reduces", "_whole")
     default = True
 
     kind: str | bool | None = option(

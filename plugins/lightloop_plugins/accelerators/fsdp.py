@@ -39,6 +39,7 @@ class Fsdp(Processes):
     """
 
     name = "fsdp"
+    transient = ("_route", "_synced", "_waiting")
 
     blocks: tuple[str, ...] | list[str] = option(
         (), "Names of the classes whose modules are sharded each by itself.", enables=False

@@ -21,6 +21,7 @@ class Gpus(Device):
 
     name = "gpus"
     before = ("strategy",)
+    transient = ("number",)
 
     count: Any = option(
         None, "Old: how many GPUs, or the indices of the first ones; 0 is off.", flag="gpus", switch=True

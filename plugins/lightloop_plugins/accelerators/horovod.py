@@ -42,6 +42,7 @@ class Horovod(Plugin):
     name = "horovod"
     group = "strategy"
     after = ("accelerator", "devices")
+    transient = ("_hvd", "reductions")
 
     compression: Literal["none", "fp16"] = option(
         "none", "Send gradients as they are, or in float16, at half the size.", enables=False

@@ -33,6 +33,8 @@ class Xla(Device):
     """
 
     name = "xla"
+    state = ("_random",)
+    transient = ("_xla", "_compilations", "syncs", "compilations")
 
     shapes: int = option(
         4, "Warn when so many batches, after the first steps, had shapes that had to be compiled for.", enables=False

@@ -31,6 +31,7 @@ class XlaSpmd(Plugin):
     after = ("accelerator", "devices")
     requires = ("xla",)
     tags = (SPMD,)
+    transient = ("_mesh", "_said")
 
     shard_parameters: bool = option(
         False,

@@ -41,6 +41,8 @@ class Callbacks(Plugin):
     after = ("accelerator", "strategy", "precision", "run_dir", "logger")
     before = ("grad_norm", "nonfinite", "clip", "log_every", "validation")
     default = True
+    state = ("_callbacks",)
+    transient = ("_loop", "_told", "_error", "_training")
 
     callbacks: Any = option((), "Objects whose methods are called at the events of a run.", flag="callbacks")
 

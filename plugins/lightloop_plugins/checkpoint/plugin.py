@@ -38,6 +38,8 @@ class Checkpoint(Plugin):
     after = ("run_dir", "accelerator", "strategy")
     requires = ("run_dir",)
     default = True
+    state = ("_trigger",)
+    transient = ("_saver", "_about", "_start", "_place", "last_path", "best_path")
 
     enabled: bool = option(
         True, "Save checkpoints.", flag="enable_checkpointing", switch=True, aliases=("checkpoint_callback",)

@@ -35,6 +35,7 @@ class Resume(Plugin):
     after = ("checkpoint", "run_dir", "accelerator", "strategy")
     requires = ("run_dir",)
     default = True
+    transient = ("_fitted", "_asked", "_restoration")
 
     place: str | os.PathLike[str] | None = option(
         None,

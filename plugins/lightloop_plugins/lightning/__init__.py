@@ -43,6 +43,7 @@ class Lightning(Plugin):
 
     name = "lightning"
     before = ("accelerator", "strategy", "callbacks", "module_hooks", "old_names", "validation")
+    transient = ("_hidden", "_trainer", "_data", "_backward")
 
     @classmethod
     def is_default(cls) -> bool:

@@ -28,6 +28,7 @@ class LightningData(Plugin):
     name = "lightning_data"
     after = ("lightning", "accelerator", "strategy")
     before = ("callbacks", "validation", "checkpoint")
+    state = ("_data",)
 
     datamodule: Any = option(None, "A LightningDataModule, whose loaders are used.", flag="datamodule")
     train_dataloaders: Any = option(

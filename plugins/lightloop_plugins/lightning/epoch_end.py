@@ -20,6 +20,7 @@ class LightningEpochEnd(Plugin):
     requires = ("lightning",)
     after = ("lightning", "callbacks", "log_every", "validation")
     before = ("lr_schedule", "early_stopping", "checkpoint")
+    transient = ("_callbacks",)
 
     @classmethod
     def is_default(cls) -> bool:

@@ -24,7 +24,7 @@ import argparse
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -43,6 +43,8 @@ class Logger(Plugin):
     tags = ("logger",)
     after = ("run_dir",)
     requires = ("run_dir",)
+    state: ClassVar[tuple[str, ...]] = ("_last_step",)
+    transient: ClassVar[tuple[str, ...]] = ("_opened",)
 
     _opened = False
     _last_step = 0

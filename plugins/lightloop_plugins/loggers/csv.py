@@ -23,6 +23,8 @@ class Csv(Logger):
 
     name = "csv"
     default = True
+    state = ("_rows",)
+    transient = ("_file", "_columns", "_path", "_flushed", "_resumed")
 
     flush_every: int = option(
         1,

@@ -14,6 +14,8 @@ class TensorBoard(Logger):
     """Write an event file in the run's directory, which ``tensorboard --logdir runs`` shows."""
 
     name = "tensorboard"
+    state = ("_step", "_rows")
+    transient = ("_writer", "_resumed")
 
     flush_seconds: float = option(10.0, "Seconds after which what was written is on disk.", enables=False)
 

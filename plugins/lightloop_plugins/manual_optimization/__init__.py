@@ -27,6 +27,7 @@ class ManualOptimization(Plugin):
     after = ("optimizer_frequencies",)
     default = True
     arguments = ("manual",)
+    transient = ("_manual", "_handles")
 
     automatic: bool = option(
         True,

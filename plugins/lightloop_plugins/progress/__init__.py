@@ -30,6 +30,17 @@ class Progress(Plugin):
     before = ("validation",)
     default = True
     offers: ClassVar[Mapping[str, str]] = {"progress_bar_dict": "shown"}
+    transient = (
+        "shown",
+        "_train",
+        "_evaluation",
+        "_new_track",
+        "_due",
+        "_evaluation_due",
+        "_pause",
+        "_began",
+        "_evaluated",
+    )
 
     enabled: bool = option(
         True,

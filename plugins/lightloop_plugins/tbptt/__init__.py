@@ -36,6 +36,7 @@ class TBPTT(Plugin):
     before = ("log_every", "logger")
     arguments = ("hiddens",)
     disturbs = ("gradients", "parameters")
+    transient = ("_pieces", "_shares", "_hidden", "_losses", "_outputs")
 
     steps: int | None = option(
         None, "Cut batches of sequences into pieces of so many time steps; None is off.", flag="truncated_bptt_steps"

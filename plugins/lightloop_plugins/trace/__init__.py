@@ -33,6 +33,7 @@ class Trace(Plugin):
     after = ("run_dir",)
     requires = ("run_dir",)
     conflicts = ("profiler",)
+    transient = ("calls", "events", "_loop", "_began", "seconds")
 
     to: bool | str | os.PathLike[str] = option(
         False, "True, or the path of the file of the trace; False is off.", flag="trace"
