@@ -6,11 +6,15 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+NUMBERS := tests/test_random_features.py $(patsubst %,tests/core/test_%.py,gradients lbfgs loop metrics weights) \
+	$(patsubst %,tests/plugins/test_%.py,accumulate clip ema grad_norm gradient_combinations lr_schedule \
+	manual_optimization nonfinite nonfinite_async precision split_on_oom swa tbptt) \
+	$(patsubst %,tests/checkpoint/test_%.py,golden resume) $(patsubst %,tests/accelerators/test_%.py,ddp fsdp)
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture without test-horovod test-xla test-lightning test-slurm test-third-party lint types bench docs pictures clean
+.PHONY: help train test torture without test-processors test-horovod test-xla test-lightning test-slurm test-third-party lint types bench docs pictures clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +25,14 @@ train: $(STAMP)  ## Train a small classifier of handwritten digits
 # One thread per process: two test processes share the cores, and sums come out the same on every machine.
 test: $(STAMP)  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+# What torch and oneDNN compute differs in the last digit by the instructions that a processor has.
+test-processors: $(STAMP)  ## Run the tests of numbers as processors without AVX-512, and without AVX2, compute them
+	@for isa in avx2:AVX2 default:SSE41; do \
+		echo "ATEN_CPU_CAPABILITY=$${isa%:*} ONEDNN_MAX_CPU_ISA=$${isa#*:}"; \
+		ATEN_CPU_CAPABILITY=$${isa%:*} ONEDNN_MAX_CPU_ISA=$${isa#*:} OMP_NUM_THREADS=1 \
+			$(BIN)/python -m pytest -n 2 $(NUMBERS) $(ARGS) || exit 1; \
+	done
 
 # Each of these engines has an environment of its own, outside the clone and made once; its script says where.
 test-horovod:  ## Run the tests of the horovod strategy

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.hooks import RemovableHandle
 
 from lightloop import Loop, Plugin, hookimpl, map_leaves, needs_closure, option
+from lightloop_plugins._cpu_lstm import bypass_onednn
 
 NAMES = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed", "64-true": "64"}
 """Other spellings of a precision."""
@@ -67,6 +69,7 @@ class Precision(Plugin):
         self.scalers: list[torch.amp.GradScaler] = []
         self._scaled: set[int] = set()  # optimizers in whose open window there are gradients of a scaled loss
         self._around: Callable[[], AbstractContextManager[Any]] | None = None
+        self._bypasses: list[RemovableHandle] = []
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
@@ -80,7 +83,9 @@ class Precision(Plugin):
             self._around = partial(_default_dtype, WHOLE[self.mode])
         else:
             loop.leave_out(self, "move_batch")
-            self._around = partial(torch.autocast, _usable(loop, self), MIXED[self.mode])
+            device, dtype = _usable(loop, self), MIXED[self.mode]
+            self._around = partial(torch.autocast, device, dtype)
+            self._bypasses = bypass_onednn(loop.module, dtype) if device == "cpu" else []
 
     @hookimpl(wrapper=True)
     def move_batch(self, loop: Loop, batch: Any) -> Generator[None, Any, Any]:
@@ -142,6 +147,12 @@ class Precision(Plugin):
     @hookimpl
     def on_step_skipped(self, loop: Loop) -> None:
         self.after_step(loop)
+
+    @hookimpl
+    def teardown(self, loop: Loop) -> None:
+        for handle in self._bypasses:
+            handle.remove()
+        self._bypasses = []
 
     def _to_unscale(self, loop: Loop) -> bool:
         """Whether the gradients are scaled: not those of a ``loss.backward()`` that went past the loop."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from lightloop import Module, Plugin, Trainer, hookimpl
@@ -93,8 +94,40 @@ def fit(folder, counts, resume=None):
     return module, trainer, result
 
 
-def weights_of(module):
-    return {name: tensor.tolist() for name, tensor in module.state_dict().items()}
+def by_hand(path):
+    """How the golden run goes on in plain torch, from the tensors of its file: the weights at the end, and their average."""
+    tensors = load_file(path / "tensors.safetensors")
+
+    def part(prefix):
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+    module = Net()
+    module.load_state_dict({**part("module.parameters."), **part("module.buffers.")})
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05 * 0.9**2)
+    for number, (name, parameter) in enumerate(module.named_parameters()):
+        optimizer.state[parameter] = part(f"optimizers.0.state.state.{number}.")
+        parameter.grad = tensors[f"ranks.0.gradients.{name}"]
+    average, left, size = part("plugins.ema.state.average."), 1, 4
+    for number in range(LAST, 24):
+        if not left:
+            left = size = min(4, 6 - number % 6)
+        (module.body(BATCHES[number % 6]).squeeze(1) - BATCHES[number % 6].sum(1)).square().mean().div(size).backward()
+        module.seen += 4
+        left -= 1
+        if not left:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"] *= 0.9
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    average[name] = average[name].lerp(parameter, 0.5)
+    return module.state_dict(), average
+
+
+def same(found, wanted):
+    """Whether two mappings have the same tensors under the same names."""
+    return found.keys() == wanted.keys() != set() and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.fixture(params=FORMATS)
@@ -118,20 +151,17 @@ def test_it_verifies_and_says_what_it_is(golden):
     assert load_one(LocalFolder(folder), name).state["hparams"] == {"width": 4, "name": "golden"}
 
 
-def test_a_run_goes_on_from_it(golden):
+def test_a_run_goes_on_from_it_as_it_does_by_hand(golden):
+    """To the bit, and so computed here: a last digit, which differs by processor, decides where AdamW takes a bias to."""
     folder, expected = golden
+    weights, average = by_hand(folder / expected["name"])
     counts = Counts()
     module, trainer, result = fit(folder, counts, "auto")
     assert (result.status, result.epoch, result.global_step) == ("finished", 4, 8)
     assert counts.batches == {"done": 24}
-    found, wanted = weights_of(module), expected["weights"]
-    assert found.keys() == wanted.keys()
-    for name in wanted:  # to the bit on the machine and with the torch that have made it
-        torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(wanted[name]))
+    assert same(module.state_dict(), weights)
     ema = next(plugin for plugin in trainer.loop.plugins if plugin.name == "ema")
-    assert ema.average.keys() == expected["average"].keys() != set()
-    for name, average in ema.average.items():
-        torch.testing.assert_close(average, torch.tensor(expected["average"][name]))
+    assert same(ema.average, average)
 
 
 def test_its_weights_can_be_loaded_alone(golden):
@@ -159,7 +189,7 @@ def test_a_plugin_of_a_later_version_takes_its_state_over(golden):
 
 
 def main(target):
-    """Make a golden checkpoint, and write down how its run would have gone on."""
+    """Make a golden checkpoint, and write down its name."""
     os.makedirs(target)
     os.chdir(target)
     counts = Counts()
@@ -167,14 +197,8 @@ def main(target):
     with contextlib.suppress(ZeroDivisionError):
         fit("checkpoints", counts)
     (name,) = LocalFolder("checkpoints").names()
-    shutil.copytree("checkpoints", "more")
-    module, trainer, _ = fit("more", Counts(), "auto")
-    ema = next(plugin for plugin in trainer.loop.plugins if plugin.name == "ema")
-    average = {name: tensor.tolist() for name, tensor in ema.average.items()}
-    known = {"name": name, "weights": weights_of(module), "average": average}
-    Path("expected.json").write_text(json.dumps(known, indent=1) + "\n")
-    for left in ("more", "runs"):
-        shutil.rmtree(left)
+    Path("expected.json").write_text(json.dumps({"name": name}, indent=1) + "\n")
+    shutil.rmtree("runs")
     os.remove("checkpoints/.lock")
 
 

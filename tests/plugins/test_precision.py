@@ -464,3 +464,45 @@ def test_a_loss_is_logged_unscaled():
     result = Trainer(["-*", Seen()], precision="16-mixed").fit(Logged(), probe_batches(1))
     assert result.metrics == {"loss": 1.0}
     assert seen == [1.0]
+
+
+class Sequences(nn.Module):
+    """An LSTM and a layer that oneDNN computes on every processor."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.head = nn.LSTM(3, 4, num_layers=2, batch_first=True), nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        return self.head(self.rnn(batch)[0]).square().mean()
+
+    validation_step = training_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16-mixed"}, {"precision": "16-mixed", "precision_init_scale": 4.0}])
+def test_an_lstm_trains_on_every_processor_and_nothing_of_it_stays_behind(options):
+    batches = [torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    trained, plain, trainer = Sequences(), Sequences(), Trainer(**options)
+    before = torch.get_rng_state()
+    assert trainer.fit(trained, batches).global_step == 3
+    assert torch.equal(torch.get_rng_state(), before)  # finding out draws nothing
+    trainer.validate(trained, batches)
+    Trainer().fit(plain, batches)
+    for one, other in zip(trained.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.01)
+    assert torch.backends.mkldnn.enabled
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in trained.modules())
+
+
+def test_an_lstm_that_fails_leaves_onednn_switched_on():
+    class Wrong(Sequences):
+        def training_step(self, batch):
+            return self.rnn(batch[..., :2])[0].mean()
+
+    with pytest.raises(RuntimeError, match="input.size"):
+        Trainer(precision="bf16-mixed").fit(Wrong(), [torch.randn(2, 5, 3)])
+    assert torch.backends.mkldnn.enabled
