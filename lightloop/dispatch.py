@@ -98,7 +98,8 @@ class Relay(Hooks):
         """Call clean-up hooks, one after another, of each plugin in reverse order, each in its own try.
 
         What goes wrong is noted on ``error``, which stays the one error. If there was none, it is raised when everybody
-        has had a turn, several as a group.
+        has had a turn, several as a group. One that ends the process, such as SystemExit, is raised from an ``error`` that
+        does not: a program that catches errors would go on.
 
         Args:
             names: the hooks.
@@ -123,6 +124,9 @@ class Relay(Hooks):
             for failure in failures:
                 note = "; ".join(getattr(failure, "__notes__", ()))
                 error.add_note(f"then also {type(failure).__name__}: {failure} ({note})")
+            ends = next((failure for failure in failures if not isinstance(failure, Exception)), None)
+            if ends is not None and isinstance(error, Exception):
+                raise ends from error
         elif len(failures) == 1:
             raise failures[0]
         elif failures:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -52,6 +54,8 @@ def _unhandled(
     other: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     if isinstance(error, Terminated):
+        if (cause := error.__cause__) is not None:
+            other(type(cause), cause, cause.__traceback__)
         error.die()
     other(kind, error, trace)
 
@@ -68,6 +72,7 @@ class Handlers:
         self._handle: Callable[[int], None] | None = None
         self._before: dict[int, Handler | int | None] = {}
         self._users: dict[int, Handler] = {}
+        self._sheltered: list[tuple[DataLoader[Any], Shelter]] = []
 
     def install(self, numbers: Iterable[int], handle: Callable[[int], None]) -> None:
         """Begin; ``handle`` must do no more than what is safe between any two lines of Python."""
@@ -86,12 +91,27 @@ class Handlers:
                 self._users[number] = user
             signal.signal(number, self._call)
 
+    def shelter(self, loader: object) -> None:
+        """Let the workers that ``loader`` starts from now on live through the signals that are handled, if it is a DataLoader.
+
+        A terminal, ``timeout``, SLURM and systemd send a signal to all processes of a group. The batch after which the run
+        ends may still need its workers, and torch raises an error in this process when one of them dies.
+        """
+        if isinstance(loader, DataLoader) and loader.num_workers and self._before:
+            shelter = Shelter(tuple(self._before), loader.worker_init_fn)
+            loader.worker_init_fn = shelter
+            self._sheltered.append((loader, shelter))
+
     def known_to_user(self, number: int) -> bool:
         """Whether the user has installed a handler for the signal."""
         return number in self._users
 
     def remove(self) -> None:
-        """Put back what there was, except where somebody has installed another handler since."""
+        """Put back what there was, except where another handler has been installed since."""
+        for loader, shelter in reversed(self._sheltered):
+            if loader.worker_init_fn is shelter:
+                loader.worker_init_fn = shelter.users
+        self._sheltered = []
         before, self._before, self._users, self._handle = self._before, {}, {}, None
         for number, handler in before.items():
             if signal.getsignal(number) == self._call:
@@ -102,3 +122,21 @@ class Handlers:
             user(number, frame)
         if self._handle is not None:
             self._handle(number)
+
+
+class Shelter:
+    """What a worker of a DataLoader calls when it starts: the first signal of each kind then does nothing, a second one kills."""
+
+    def __init__(self, numbers: tuple[int, ...], users: Callable[[int], Any] | None) -> None:
+        self.numbers, self.users = numbers, users
+
+    def __call__(self, worker: int) -> None:
+        """Shelter the worker ``worker``, then call what the user has given."""
+        for number in self.numbers:
+            signal.signal(number, _let_pass)
+        if self.users is not None:
+            self.users(worker)
+
+
+def _let_pass(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # torch ends a worker that does not stop by SIGTERM

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator, Iterable
+from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
 from lightloop_plugins._handlers import Handlers
@@ -42,6 +44,11 @@ class Interrupt(Plugin):
         if loop.stage == "fit":
             self._loop = loop
             self._handlers.install([signal.SIGINT], self._press)
+
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loader: Iterable[Any]) -> Generator[None, Iterable[Any], Iterable[Any]]:
+        self._handlers.shelter(loader)
+        return (yield)
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:

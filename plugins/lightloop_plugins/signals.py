@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
 from lightloop_plugins._handlers import Handlers, Terminated, ending
@@ -23,6 +24,7 @@ class Signals(Plugin):
     """
 
     name = "signals"
+    after = ("accelerator", "strategy")  # while ranks wait for one another to begin, nothing is lost by dying at once
     before = ("checkpoint",)
     default = True
     transient = ("_handlers", "_loop", "_came")
@@ -49,13 +51,18 @@ class Signals(Plugin):
             self._loop = loop
             self._handlers.install([getattr(signal, name) for name in self.names], self._note)
 
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loader: Iterable[Any]) -> Generator[None, Iterable[Any], Iterable[Any]]:
+        self._handlers.shelter(loader)
+        return (yield)
+
     @hookimpl
     def teardown(self, loop: Loop) -> None:
         came, self._came, self._loop = self._came, None, None
         chained = came is not None and self._handlers.known_to_user(came)
         self._handlers.remove()
-        if came is not None and not chained and loop.status == "interrupted":
-            raise ending(came)  # raised when everybody's teardown is done
+        if came is not None and not chained:
+            raise ending(came)  # raised when every plugin's teardown is done
 
     def _note(self, number: int) -> None:
         if self._came is not None or self._loop is None:

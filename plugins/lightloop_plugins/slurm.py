@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
@@ -72,6 +72,11 @@ class Slurm(Plugin):
             loop.stash[RESUME] = "auto"
         self._loop = loop
         self._handlers.install({getattr(signal, self.signal), signal.SIGTERM}, self._note)
+
+    @hookimpl(wrapper=True)
+    def prepare_loader(self, loader: Iterable[Any]) -> Generator[None, Iterable[Any], Iterable[Any]]:
+        self._handlers.shelter(loader)
+        return (yield)
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:

@@ -5,13 +5,17 @@ import pickle
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
-from lightloop import Trainer
-from lightloop.testing import probe_batches
+from lightloop import Plugin, Trainer, hookimpl
+from lightloop.testing import Probe, probe_batches
 from lightloop_plugins._handlers import Terminated
 from lightloop_plugins.signals import Signals
+from tests.checkpoint.faults import in_child
 from tests.signalled import Signalled
 
 BARE = ["-*", "signals"]
@@ -93,6 +97,104 @@ def test_a_signal_that_kills_nobody_ends_the_process_all_the_same():
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
+
+
+MOMENTS = [
+    ("setup", 0), ("before_fit", 0), ("before_batch", 0), ("after_batch", 2), ("before_evaluation_batch", 4),
+    ("after_evaluation", 1), ("between_batches", 5), ("after_epoch", 0), ("after_fit", 0), ("teardown", 0),
+]  # fmt: skip
+"""A hook, and in which of its calls the signal comes."""
+
+
+class Sender(Plugin):
+    """Sends the signal ``number`` to every process of the group, in call ``at`` of the hook ``moment``."""
+
+    name = "sender_for_test"
+    after = ("checkpoint", "signals", "interrupt")
+
+    def __init__(self, number, moment, at):
+        self.number, self.moment, self.at = number, moment, at
+        super().__init__()
+
+    def came(self, hook):
+        self.at -= hook == self.moment
+        if hook == self.moment and self.at == -1:
+            os.killpg(0, self.number)
+
+
+def _sends(hook):
+    return hookimpl(lambda self, loop: self.came(hook))
+
+
+for _hook, _ in MOMENTS:
+    setattr(Sender, _hook, _sends(_hook))
+
+
+class Validated(Probe):
+    def validation_step(self, batch):
+        self.log("val", batch.mean())
+
+
+NEVER = ("setup", -1)
+
+
+def life(folder, number=signal.SIGTERM, moment=NEVER, workers=2):
+    """Train in a session of its own, from the newest checkpoint on, with workers; what the weight is at the end."""
+    os.setsid()
+    ahead = 1 if workers else None  # as few as can be: the others are read when the signal has come
+    loader = DataLoader(torch.arange(1.0, 7.0), 1, collate_fn=sum, num_workers=workers, prefetch_factor=ahead)
+    plugins = ["-*", "in_step", "signals", "interrupt", "run_dir", "checkpoint", "resume", "validation"]
+    trainer = Trainer([*plugins, Sender(number, *moment)], checkpoint_dir=folder, save_every=None)
+    module = Validated()
+    warnings.filterwarnings("ignore", message="going on inside an epoch of a DataLoader with 2 workers")
+    try:
+        result = trainer.fit(module, loader, loader, resume="auto", val_check_interval=3)
+        (folder / "outcome").write_text(f"{result.status} {module.w.item()}")
+    except Terminated as end:
+        end.die()
+
+
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.torture), 2])
+@pytest.mark.parametrize(
+    "moment", [each if index % 3 else pytest.param(each, marks=pytest.mark.torture) for index, each in enumerate(MOMENTS)]
+)
+def test_a_signal_to_the_whole_group_at_any_moment_is_saved_and_not_swallowed(tmp_path, moment, workers):
+    status = in_child(lambda: life(tmp_path, signal.SIGTERM, moment, workers))
+    assert status == -signal.SIGTERM
+    assert not (tmp_path / "outcome").exists()
+    assert list(tmp_path.glob("*/MANIFEST.json")) or moment[0] in ("setup", "before_fit")
+    assert in_child(lambda: life(tmp_path)) == 0
+    assert (tmp_path / "outcome").read_text() == "finished -21.0"
+
+
+@pytest.mark.parametrize("moment", [("after_batch", 2), ("before_evaluation_batch", 4)])
+def test_ctrl_c_in_a_terminal_leaves_the_workers_what_they_have_to_do(tmp_path, moment):
+    assert in_child(lambda: life(tmp_path, signal.SIGINT, moment)) == 0
+    assert (tmp_path / "outcome").read_text() == "interrupted -6.0"
+    assert in_child(lambda: life(tmp_path)) == 0
+    assert (tmp_path / "outcome").read_text() == "finished -21.0"
+
+
+def test_loaders_are_given_back_as_they_were():
+    kept = []
+    loader = DataLoader(torch.arange(1.0, 4.0), 1, num_workers=1, worker_init_fn=kept.append)
+    users = loader.worker_init_fn
+    assert Trainer([*BARE, "interrupt"]).fit(Probe(), loader).global_step == 3
+    assert loader.worker_init_fn == users
+
+
+def test_an_error_does_not_swallow_the_signal():
+    class Failing(Plugin):
+        name = "failing_for_test"
+
+        @hookimpl
+        def after_batch(self, loop):
+            if loop.stop_reason:
+                raise RuntimeError("of the user")
+
+    with pytest.raises(Terminated) as ended:
+        Trainer([*BARE, Failing()]).fit(Signalled("SIGTERM"), probe_batches(5))
+    assert str(ended.value.__cause__) == "of the user"
 
 
 def test_a_user_who_handles_the_signal_ends_the_process_or_not():
