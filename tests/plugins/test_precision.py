@@ -483,7 +483,9 @@ class Sequences(nn.Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("options", [{"precision": "bf16-mixed"}, {"precision": "16-mixed", "precision_init_scale": 4.0}])
+@pytest.mark.parametrize(
+    "options", [{"precision": "bf16-mixed"}, {"precision": "16-mixed", "precision_init_scale": 4.0}]
+)
 def test_an_lstm_trains_on_every_processor_and_nothing_of_it_stays_behind(options):
     batches = [torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     trained, plain, trainer = Sequences(), Sequences(), Trainer(**options)
@@ -503,6 +505,6 @@ def test_an_lstm_that_fails_leaves_onednn_switched_on():
         def training_step(self, batch):
             return self.rnn(batch[..., :2])[0].mean()
 
-    with pytest.raises(RuntimeError, match="input.size"):
+    with pytest.raises(RuntimeError, match=r"input\.size"):
         Trainer(precision="bf16-mixed").fit(Wrong(), [torch.randn(2, 5, 3)])
     assert torch.backends.mkldnn.enabled

@@ -156,7 +156,8 @@ def life(folder, number=signal.SIGTERM, moment=NEVER, workers=2):
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.torture), 2])
 @pytest.mark.parametrize(
-    "moment", [each if index % 3 else pytest.param(each, marks=pytest.mark.torture) for index, each in enumerate(MOMENTS)]
+    "moment",
+    [each if index % 3 else pytest.param(each, marks=pytest.mark.torture) for index, each in enumerate(MOMENTS)],
 )
 def test_a_signal_to_the_whole_group_at_any_moment_is_saved_and_not_swallowed(tmp_path, moment, workers):
     status = in_child(lambda: life(tmp_path, signal.SIGTERM, moment, workers))
