@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from lightloop import Loop, Plugin, hookimpl, map_leaves, needs_closure, option
-from lightloop_plugins._cpu_lstm import bypass_onednn
+from lightloop_plugins.precision.lstm import bypass_onednn
 
 NAMES = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed", "64-true": "64"}
 """Other spellings of a precision."""
