@@ -17,7 +17,7 @@ def bypass_onednn(module: nn.Module, dtype: torch.dtype) -> list[RemovableHandle
         the handles of the hooks that do this, to be removed after the run; none where there is nothing to do.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, nn.LSTM)]
-    if not layers or not torch.backends.mkldnn.enabled or _onednn_has_lstm(dtype):
+    if not layers or not torch._C._get_mkldnn_enabled() or _onednn_has_lstm(dtype):
         return []
     before = [layer.register_forward_pre_hook(_switch_off) for layer in layers]
     return before + [layer.register_forward_hook(_switch_on, always_call=True) for layer in layers]
