@@ -24,6 +24,7 @@ from lightloop.toolkit.containers import map_leaves
 from lightloop.toolkit.loaders import Limited, remade
 from lightloop.toolkit.tensors import elements, find_nonfinite, frozen
 from lightloop.trainer import Result, Trainer
+from lightloop.warning import warn
 from lightloop.window import Window
 from lightloop.world import World
 
@@ -79,5 +80,6 @@ __all__ = [
     "size_of",
     "takes",
     "total_norm",
+    "warn",
     "with_is_last",
 ]

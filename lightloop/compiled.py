@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import types
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
@@ -52,6 +53,9 @@ def in_turn(
 
 @cache
 def _code(source: str, name: str) -> types.CodeType:
+    """``source`` compiled under a name of its own, by which tracebacks and debuggers find its lines."""
+    name = name if name not in linecache.cache else f"{name[:-1]} {len(linecache.cache)}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     return compile(source, name, "exec")
 
 

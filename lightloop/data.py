@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from lightloop.warning import warn
 
 T = TypeVar("T")
 
@@ -84,10 +85,9 @@ def _say_length(batches: Any, what: str, size: int, found: str, told: set[str]) 
         batches = batches.loader
     name = type(batches).__name__
     name += f" of {type(batches.dataset).__name__}" if isinstance(batches, DataLoader) else ""
-    warnings.warn(
+    warn(
         f"{what} ({name}) says by len() that it has {size} batches, and {found}. Let its __len__ say how many it gives, or "
         "leave __len__ out: then all of them are read",
-        stacklevel=4,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from lightloop.found import OWN_DISTRIBUTION, Found, PluginError, unsuited
 from lightloop.local import LOCAL, local_plugins
 from lightloop.plugin import Plugin
+from lightloop.warning import warn
 
 GROUP = "lightloop.plugins"
 """The group of entry points."""
@@ -117,7 +117,7 @@ def _origins() -> Callable[[EntryPoint], tuple[str, str]]:
 
 @cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=5)  # where the Trainer was made
+    warn(message)  # where the Trainer was made
 
 
 def _loaded(found: Found, entry: EntryPoint) -> Found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import pluggy
 from lightloop.compiled import OWN, Answers, around, blame, in_turn
 from lightloop.guard import guarded, guarded_wrapper
 from lightloop.hookspecs import Hooks
+from lightloop.warning import warn
 
 CLEAN_UP = ("after_evaluation", "on_error", "after_fit", "teardown")
 """The hooks in which every plugin has its turn, in reverse order, whatever others did; they cannot be wrapped."""
@@ -173,9 +173,7 @@ class Relay(Hooks):
     def _disable(self, plugin: Any, hook: str, error: Exception) -> None:
         if plugin.key not in self.disabled:
             self.disabled[plugin.key] = f"{hook}: {type(error).__name__}: {error}"
-            warnings.warn(
-                f"{plugin.label} is out for the rest of the run; it failed in {self.disabled[plugin.key]}", stacklevel=3
-            )
+            warn(f"{plugin.label} is out for the rest of the run; it failed in {self.disabled[plugin.key]}")
             self.leave(plugin)
 
     def _has_left(self, plugin: object, hook: str) -> bool:

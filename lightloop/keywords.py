@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +10,7 @@ from lightloop.found import Found, PluginError
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
 from lightloop.plugin_options import OPTION, Option, options_of
+from lightloop.warning import warn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Colle
             raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")
         said[keyword] = name
         if name != keyword:
-            warnings.warn(f"{name!r} is now called {keyword!r}", DeprecationWarning, stacklevel=_outside())
+            warn(f"{name!r} is now called {keyword!r}", DeprecationWarning)
             value = known[name].option.aliases[name](value)
         resolved[keyword] = value
     return resolved
@@ -90,11 +89,3 @@ def _unknown(name: str, known: Mapping[str, Known], found: Collection[Found]) ->
     kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name}}
     absent = [f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem]
     return TypeError(f"Trainer has no option {name!r}.{nearest(name, today | kinds)}{''.join(absent)}")
-
-
-def _outside() -> int:
-    """The ``stacklevel`` that has a warning point at the code that called Lightloop: where one is told of what is old."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("lightloop."):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from lightloop.warning import warn
 
 Interval = Literal["step", "epoch", "batch"]
 
@@ -163,8 +164,7 @@ def _check_optimizers(optimizers: list[Optimizer], module: nn.Module) -> None:
                 "Build it from self.parameters() inside configure_optimizers"
             )
     if not optimizers and any(parameter.requires_grad for parameter in module.parameters()):
-        warnings.warn(
+        warn(
             f"{type(module).__name__} has no optimizer: batches go forward and nothing is trained. Return one from "
             "configure_optimizers",
-            stacklevel=3,
         )

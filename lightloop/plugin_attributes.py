@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightloop.loop import Loop
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
 from lightloop.plugin_options import options_of
+from lightloop.warning import warn
 
 
 class PluginAttributes:
@@ -52,7 +52,7 @@ class PluginAttributes:
         if name in known:
             today, default = known[name]
             if today != name:
-                warnings.warn(f"{name!r} is now called {today!r}", DeprecationWarning, stacklevel=3)
+                warn(f"{name!r} is now called {today!r}", DeprecationWarning)
                 return getattr(self, today)
             return vars(self).get("_options", {}).get(name, default)  # given to a plugin that it leaves out
         installed = [found.plugin for found in discover().values() if found.plugin]

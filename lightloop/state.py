@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +19,7 @@ from lightloop.optimizers import Schedule
 from lightloop.plugin import Plugin
 from lightloop.signatures import Argument, Step
 from lightloop.stash import Stash
+from lightloop.warning import warn
 from lightloop.window import Window
 from lightloop.world import World
 
@@ -235,7 +235,7 @@ class State(Control):
                 if self.total_batches
                 else ""
             )
-            warnings.warn(f"the training data gave no batch{again}", stacklevel=4)
+            warn(f"the training data gave no batch{again}")
             self.stop("the training data gave no batch")
 
 

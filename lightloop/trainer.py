@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from lightloop.run_attributes import RunAttributes, idle_loop
 from lightloop.selection import Selection, absent
 from lightloop.signatures import defined
 from lightloop.state import Stage, Status
+from lightloop.warning import warn
 from lightloop.world import World
 
 T = TypeVar("T")
@@ -110,9 +110,8 @@ class Trainer(RunAttributes, PluginAttributes):
                 f"nothing to train on: pass fit(module, train), or define {type(module).__name__}.train_dataloader"
             )
         if not module.training:
-            warnings.warn(
+            warn(
                 f"{type(module).__name__} is in eval mode and is trained in it; call .train() if that is not meant",
-                stacklevel=2,
             )
         loop = self._loop(module, "fit", {"validate": _source(module, "validate", val)}, options)
         loop.train_source = train_source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightloop.gradients import Weight, scale_
+from lightloop.warning import warn
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop
@@ -60,9 +60,8 @@ class Window:
         """Count a piece whose gradient has been added."""
         if self.contributions and weighted != self.weighted and not self.warned:
             self.warned = True
-            warnings.warn(
+            warn(
                 "training_step gave a weight for some batches of a window and none for others: each of those counts as 1",
-                stacklevel=2,
             )
         self.contributions += 1
         self.weight = self.weight + weight  # type: ignore[operator]

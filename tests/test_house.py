@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -30,6 +31,19 @@ def test_the_core_never_imports_a_plugin():
     program += "import lightloop.testing\nprint([name for name in sys.modules if name.startswith('lightloop_plugins')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("folder", ["lightloop", "plugins/lightloop_plugins"])
+def test_warnings_point_at_the_users_line(folder):
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())) if path.name != "warning.py" else ():
+            raw = isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warnings.warn_explicit")
+            if raw or (isinstance(node, ast.ImportFrom) and node.module == "warnings"):
+                found.append(f"{path}:{node.lineno}")
+    assert not found, (
+        "write warn(...) of lightloop, which finds that line, in place of warnings.warn(..., stacklevel=...)"
+    )
 
 
 def test_every_file_of_the_core_has_its_place_in_the_readme():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import ClassVar
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option, warn
 
 
 class Accumulate(Plugin):
@@ -50,10 +49,9 @@ class Accumulate(Plugin):
         size = loop.num_batches
         if size is not None and size < self.factor and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"accumulate_grad_batches={self.factor} is more than the {size} batches of an epoch: "
                 "each epoch is one window, and its gradient the mean over those",
-                stacklevel=2,
             )
 
     @hookimpl

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import operator
-import warnings
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option, warn
 
 log = logging.getLogger("lightloop")
 
@@ -62,7 +61,7 @@ class EarlyStopping(Plugin):
         mode = self.mode
         if mode == "auto":
             mode = "max" if "acc" in self.monitor else "min"
-            warnings.warn(f"early_stopping: mode='auto' takes {self.monitor!r} for {mode!r}; say so", stacklevel=2)
+            warn(f"early_stopping: mode='auto' takes {self.monitor!r} for {mode!r}; say so")
         self._better = operator.gt if mode == "max" else operator.lt
         self._sign = 1 if mode == "max" else -1
         self._begin()
@@ -175,4 +174,4 @@ class EarlyStopping(Plugin):
             raise RuntimeError(f"{message}. Log it, watch another, or let it pass with strict=False")
         if not self._warned:
             self._warned = True
-            warnings.warn(message, stacklevel=2)
+            warn(message)

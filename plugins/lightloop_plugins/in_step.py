@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from lightloop import Limited, Loop, Plugin, World, hookimpl, option, size_of
+from lightloop import Limited, Loop, Plugin, World, hookimpl, option, size_of, warn
 
 PATIENCE = 120.0
 """For how many seconds a rank whose data has ended too early waits for the others to end there, too."""
@@ -144,4 +143,4 @@ def cut(loader: Iterable[Any], world: World, what: str) -> Iterable[Any]:
 
 
 def _say_cut(what: str, how: str) -> None:
-    warnings.warn(f"{what}: {how}; what it has more is left out, since all ranks go on together", stacklevel=4)
+    warn(f"{what}: {how}; what it has more is left out, since all ranks go on together")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightloop import Loop, Plugin, defined, hookimpl
+from lightloop import Loop, Plugin, defined, hookimpl, warn
 
 
 class LRSchedule(Plugin):
@@ -123,7 +123,7 @@ class LRSchedule(Plugin):
             )
         if index not in self._warned:
             self._warned.add(index)
-            warnings.warn(f"{what}. It is left as it is", stacklevel=2)
+            warn(f"{what}. It is left as it is")
 
 
 def _has_begun(scheduler: Any) -> bool:

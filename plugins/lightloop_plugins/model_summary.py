@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option, warn
 
 HEAD = ("name", "type", "parameters", "trainable", "in", "out")
 
@@ -110,7 +109,7 @@ def _sizes(module: nn.Module, parts: Mapping[str, nn.Module], move: Callable[[An
             else:
                 module(*example) if isinstance(example, tuple) else module(example)
     except Exception as error:
-        warnings.warn(f"example_input_array does not go through {type(module).__name__}: {error}", stacklevel=2)
+        warn(f"example_input_array does not go through {type(module).__name__}: {error}")
     finally:
         for handle in handles:
             handle.remove()

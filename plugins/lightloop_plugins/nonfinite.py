@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
 
-from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of, total_norm
+from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of, total_norm, warn
 
 WATCHED = ("loss", "grad", "param")
 
@@ -173,7 +172,7 @@ class Nonfinite(Plugin):
         self._dirty.add(index)
         self._rewinding = self.action == "rewind"
         loop.log("nonfinite_events", self.events, reduce="last")
-        warnings.warn(f"nonfinite: {found} (counted from 0); what is done: {self.action}", stacklevel=2)
+        warn(f"nonfinite: {found} (counted from 0); what is done: {self.action}")
         if self.action == "stop":
             loop.stop(f"{found} (nonfinite)")
         elif self.limit is not None and self._in_a_row[index] >= self.limit:

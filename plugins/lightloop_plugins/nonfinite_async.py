@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option, warn
 
 
 class NonfiniteAsync(Plugin):
@@ -91,7 +90,7 @@ class NonfiniteAsync(Plugin):
         if events > self._known:
             found = f"{events - self._known} of the last steps had gradients of NaN or infinity"
             self._known = events
-            warnings.warn(f"nonfinite_async: {found}; what was done: {self.action}", stacklevel=2)
+            warn(f"nonfinite_async: {found}; what was done: {self.action}")
             if self.action == "stop":
                 loop.stop(f"{found} (nonfinite_async)")
             elif self.limit is not None and most >= self.limit:

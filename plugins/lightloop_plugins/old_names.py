@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from lightloop import Loop, Plugin, defined, hookimpl, option
+from lightloop import Loop, Plugin, defined, hookimpl, option, warn
 
 ARGUMENTS = {"batch_nb": "batch_idx", "optimizer_i": "optimizer_idx", "dataloader_i": "dataloader_idx"}
 """What arguments of steps were called."""
@@ -107,4 +106,4 @@ def _parameters(step: Callable[..., Any] | None) -> set[str]:
 
 
 def _say(old: str, new: str) -> None:
-    warnings.warn(f"{old} is now called {new!r}", DeprecationWarning, stacklevel=4)
+    warn(f"{old} is now called {new!r}", DeprecationWarning)

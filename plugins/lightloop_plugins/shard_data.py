@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
-from lightloop import Loop, Plugin, World, hookimpl, keep_random, option, remade, seed_everything, size_of
+from lightloop import Loop, Plugin, World, hookimpl, keep_random, option, remade, seed_everything, size_of, warn
 
 
 class ShardData(Plugin):
@@ -61,10 +60,9 @@ class ShardData(Plugin):
             self._shares.append(own)
             if together and even and loop.world.is_main:
                 whole = size_of(own.sampler) or 0
-                warnings.warn(
+                warn(
                     f"{len(own) * loop.world.size - whole} of the {whole} samples to {stage} count twice, so that all ranks go "
                     "forward equally often; another batch size may do without",
-                    stacklevel=2,
                 )
         return mine
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR
 
-from lightloop import Loop, Plugin, hookimpl, keep_random, option
+from lightloop import Loop, Plugin, hookimpl, keep_random, option, warn
 
 
 class SWA(Plugin):
@@ -92,7 +92,7 @@ class SWA(Plugin):
         if loop.status not in ("finished", "stopped"):
             return
         if not self.averaged:
-            warnings.warn(f"swa_start={self.start}: training ended before an epoch from there on did", stacklevel=2)
+            warn(f"swa_start={self.start}: training ended before an epoch from there on did")
             return
         with torch.no_grad():
             for name, parameter in loop.module.named_parameters():
@@ -163,8 +163,7 @@ def measure_again(loop: Loop) -> None:
         for part, momentum in zip(norms, momenta, strict=True):
             part.momentum = momentum
     if norms and not begun:
-        warnings.warn(
+        warn(
             "the training data cannot be read a second time, so the statistics of batch normalization are not those of "
             "the averaged weights: train on a list or a DataLoader",
-            stacklevel=2,
         )

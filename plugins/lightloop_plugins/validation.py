@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator
 from datetime import timedelta
 
-from lightloop import Every, Limited, Loop, Plugin, defined, eval_loaders, evaluate, hookimpl, option, size_of
+from lightloop import Every, Limited, Loop, Plugin, defined, eval_loaders, evaluate, hookimpl, option, size_of, warn
 
 
 class Validation(Plugin):
@@ -108,7 +107,7 @@ class Validation(Plugin):
                 "validation_step(self, batch, batch_idx), or give no data to validate"
             )
         if loaders and all(size_of(loader) == 0 for loader in loaders.values()):
-            warnings.warn("the validation data has no batches: nothing is validated", stacklevel=2)
+            warn("the validation data has no batches: nothing is validated")
             return False
         return bool(loaders)
 

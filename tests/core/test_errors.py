@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import traceback
 from typing import Any
 
 import numpy
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from lightloop import Module, Plugin, Trainer, evaluate, hookimpl
-from lightloop.testing import TinyClassifier, classification_batches
+from lightloop.testing import Probe, Recorder, TinyClassifier, classification_batches, probe_batches
 
 BARE = "-*"
 
@@ -280,3 +281,20 @@ def test_a_loader_that_raises():
         Trainer([BARE]).fit(TinyClassifier(), batches())
     assert info.value is error
     assert info.value.__notes__ == ["at epoch 0, batch 2"]
+
+
+def test_a_traceback_shows_the_lines_that_were_compiled():
+    class Fails(Plugin):
+        name = "fails"
+
+        @hookimpl
+        def after_batch(self, loop):
+            raise ValueError("here")
+
+    shown = []
+    for plugins in (["-*", Fails()], ["-*", Recorder(), Fails()]):  # of two forms of one hook, each has its own lines
+        with pytest.raises(ValueError, match="here") as info:
+            Trainer(plugins).fit(Probe(), probe_batches(1))
+        lines = [frame.line for frame in traceback.extract_tb(info.value.__traceback__) if frame.name == "after_batch"]
+        shown.append(lines[0])
+    assert shown == ["f0(loop)", "f1(loop)"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from lightloop import Loop, Plugin, defined, hookimpl
+from lightloop import Loop, Plugin, defined, hookimpl, warn
 from lightloop_plugins.accelerators._distributed import environment
 from lightloop_plugins.accelerators._transfer import STREAMS, SideStream, move
 
@@ -96,9 +95,8 @@ def place(module: nn.Module, device: torch.device, quietly: bool) -> None:
     """Move ``module`` to ``device``; parameters that are shared stay so."""
     elsewhere = next((tensor.device for tensor in module.parameters() if tensor.device != device), None)
     if elsewhere is not None and not quietly:
-        warnings.warn(
+        warn(
             f"the module was on {elsewhere} and is moved to {device}; accelerator={elsewhere.type!r} uses it there",
-            stacklevel=3,
         )
     owners = [(part, name, id(value)) for part in module.modules() for name, value in part._parameters.items()]
     module.to(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 import zlib
 from types import ModuleType
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+from lightloop import warn
 
 SPMD = "spmd"
 """The tag of a strategy that needs the process to be in that state before the device is used."""
@@ -63,10 +64,9 @@ class Compilations:
         if new and fresh and steps > WARM_UP:
             self._late.append(shapes)
             if len(self._late) == self.limit:
-                warnings.warn(
+                warn(
                     f"xla: {self.limit} batches had shapes that none before had, and a program was compiled for each: "
                     f"{'; '.join(self._late)}. Pad them to one shape, or to a few",
-                    stacklevel=2,
                 )
 
     def _compiled(self) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
-from lightloop import Loop, hookimpl, option
+from lightloop import Loop, hookimpl, option, warn
 from lightloop_plugins.accelerators._distributed import DEVICES
 from lightloop_plugins.accelerators._place import Device, existing
 
@@ -40,7 +39,7 @@ class Gpus(Device):
             raise self.refuse("count", "a whole number, or -1 for all") from None
         if self.number < -1:
             raise self.refuse("count", "a whole number from 0, or -1 for all")
-        warnings.warn("'gpus' is now accelerator='gpu' and devices=n", DeprecationWarning, stacklevel=2)
+        warn("'gpus' is now accelerator='gpu' and devices=n", DeprecationWarning)
 
     @hookimpl
     def setup(self, loop: Loop) -> None:

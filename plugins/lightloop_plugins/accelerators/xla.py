@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from lightloop import Loop, hookimpl, option
+from lightloop import Loop, hookimpl, option, warn
 from lightloop_plugins.accelerators._distributed import environment
 from lightloop_plugins.accelerators._place import Device
 from lightloop_plugins.accelerators._xla import SPMD, Compilations, engine, seed_of_torch
@@ -51,7 +50,7 @@ class Xla(Device):
     def check(self) -> None:
         super().check()
         if self.cores:
-            warnings.warn(f"'tpu_cores' is now {NOW}", DeprecationWarning, stacklevel=2)
+            warn(f"'tpu_cores' is now {NOW}", DeprecationWarning)
         if self.shapes < 1:
             raise self.refuse("shapes", "a whole number from 1")
         self._xla: ModuleType | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option, warn
 from lightloop_plugins.accelerators._distributed import DEVICES, NODES
 from lightloop_plugins.accelerators._xla import SPMD, engine
 
@@ -80,10 +79,9 @@ class XlaSpmd(Plugin):
         whole = [part for part in parts if not self._divide(part)]
         if whole and not self._said:
             self._said = True
-            warnings.warn(
+            warn(
                 f"xla_spmd: a batch of {len(whole[0])} cannot be divided among {self._mesh.size()} devices, and is computed "
                 "whole on each: let the batch size be a multiple, and drop_last",
-                stacklevel=2,
             )
         return batch
 

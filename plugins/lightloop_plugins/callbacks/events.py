@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from lightloop import Callback, Fixed, Loop, Plugin, Step, bind, defined
+from lightloop import Callback, Fixed, Loop, Plugin, Step, bind, defined, warn
 
 ORDERS = {
     name: tuple(inspect.signature(method).parameters)[1:]
@@ -110,4 +109,4 @@ def check_callback(callback: Any) -> None:
         if name.startswith("on_") and name not in ORDERS:
             near = difflib.get_close_matches(name, ORDERS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            warnings.warn(f"{type(callback).__name__}.{name} is the name of no event{hint}", stacklevel=2)
+            warn(f"{type(callback).__name__}.{name} is the name of no event{hint}")

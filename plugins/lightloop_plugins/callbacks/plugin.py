@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from lightloop import Loop, Plugin, Step, bind, hookimpl, option
+from lightloop import Loop, Plugin, Step, bind, hookimpl, option, warn
 from lightloop_plugins.callbacks.events import (
     COMMON,
     EVALUATION,
@@ -169,7 +168,7 @@ class Callbacks(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         there = self._keyed()
         for key in {*state["callbacks"], *state["checkpoint"]} - set(there):
-            warnings.warn(f"the checkpoint has state of the callback {key}, which is not there any more", stacklevel=2)
+            warn(f"the checkpoint has state of the callback {key}, which is not there any more")
         for key, receiver in there.items():
             if key in state["callbacks"] and key != "module":
                 receiver.load_state_dict(state["callbacks"][key])

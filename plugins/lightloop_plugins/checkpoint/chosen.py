@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 
 from torch import nn
 
+from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_best, load_newest
 from lightloop_plugins.checkpoint.remote import folder_of
@@ -27,9 +27,7 @@ def begin_with(module: nn.Module, place: str, found: Found | None, strict: bool,
         raise CheckpointError(f"{anew}, and resume_strict is set")
     fill(module, read_weights(place)[0], place)
     if tell:
-        warnings.warn(
-            f"{anew}; optimizers, schedules, plugins, random numbers and the place in the data begin anew", stacklevel=3
-        )
+        warn(f"{anew}; optimizers, schedules, plugins, random numbers and the place in the data begin anew")
     return True
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import Manifest
 from lightloop_plugins.checkpoint.retention import score_of
@@ -119,7 +119,7 @@ def _pass_over(folder: Folder, bad: dict[str, CheckpointError], aside: bool) -> 
             kept = f", it is kept as {folder.set_aside(name)}" if aside else ""
         except Exception as failure:
             kept = f", it cannot be renamed: {failure}"
-        warnings.warn(f"{error}; passed over{kept}", stacklevel=4)
+        warn(f"{error}; passed over{kept}")
 
 
 def is_of_run(folder: Folder, name: str, run: str) -> bool:

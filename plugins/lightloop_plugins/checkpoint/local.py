@@ -6,11 +6,11 @@ import errno
 import hashlib
 import os
 import socket
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightloop import warn
 from lightloop_plugins.checkpoint.disk import Disk, write_all
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import MANIFEST, is_name, write_manifest
@@ -118,7 +118,7 @@ class LocalFolder(Folder):
                 try:
                     self.disk.remove(self.path / name)
                 except OSError as error:
-                    warnings.warn(f"{self.place}/{name}, left by a writer that died, stays: {error}", stacklevel=2)
+                    warn(f"{self.place}/{name}, left by a writer that died, stays: {error}")
 
     def _at(self, *names: str) -> str:
         return "/".join((self._root, *names))

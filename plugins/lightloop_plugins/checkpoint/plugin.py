@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Generator, Mapping
 from typing import Any, Literal
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option, warn
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
@@ -195,10 +194,9 @@ class Checkpoint(Plugin):
         }
         value = body["metrics"].get(self.monitor) if self.monitor else None
         if self.monitor and self.monitor not in body["metrics"] and not loop.batch_idx:
-            warnings.warn(
+            warn(
                 f"monitor={self.monitor!r} names no metric that has been logged; there are "
                 f"{', '.join(body['metrics']) or 'none'}. The checkpoint ranks last",
-                stacklevel=3,
             )
         name = saver.save(content, body, self._trigger.score(value), PREFIX if exact else EXCEPTION)
         return f"{saver.folder.place}/{name}" if loop.world.is_main else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightloop import size_of
+from lightloop import size_of, warn
 from lightloop_plugins.checkpoint.errors import put_back
 from lightloop_plugins.checkpoint.random_state import loader_generators, set_all, set_global, take_all, take_global
 
@@ -104,10 +103,9 @@ class Resumed:
         inner = innermost(self.loader)
         kind = kind_of(self.loader)
         if kind != self._state["kind"]:
-            warnings.warn(
+            warn(
                 f"the checkpoint was made with a loader that is resumed by {self._state['kind']}, and this "
                 f"{type(inner).__name__} is by {kind}: the order of this epoch may be another one",
-                stacklevel=2,
             )
         batches: Iterator[Any]
         if kind == "itself" and skip:
@@ -144,10 +142,9 @@ def replay(loader: Any, skip: int) -> Iterator[Any]:
         for _ in itertools.islice(batches._sampler_iter, skip):  # type: ignore[attr-defined]
             pass
         return batches
-    warnings.warn(
+    warn(
         f"going on inside an epoch of a DataLoader with {inner.num_workers} workers: the order is exact, but random numbers "
         "that the dataset draws in its workers are others. lightloop_plugins.resumable.ResumableLoader has them the same",
-        stacklevel=2,
     )
     return _begin_late(inner, skip)
 

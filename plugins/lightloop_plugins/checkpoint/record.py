@@ -6,7 +6,6 @@ import dataclasses
 import importlib.metadata
 import math
 import platform
-import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, Plugin, fetch
+from lightloop import Loop, Plugin, fetch, warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 
 SAVES = "checkpoint"
@@ -98,7 +97,7 @@ def check_same_run(loop: Loop, what: str, body: Mapping[str, Any], strict: bool)
     if found and strict:
         raise CheckpointError(f"{what} is of another run than this, and resume_strict is set:\n  " + "\n  ".join(found))
     if found and loop.world.is_main:
-        warnings.warn(f"{what} is of another run than this; what differs:\n  " + "\n  ".join(found), stacklevel=3)
+        warn(f"{what} is of another run than this; what differs:\n  " + "\n  ".join(found))
 
 
 def finished(loop: Loop, resume: str) -> str:

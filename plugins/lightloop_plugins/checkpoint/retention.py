@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import Manifest
 from lightloop_plugins.checkpoint.storage import Folder
@@ -62,6 +62,6 @@ def remove(folder: Folder, saved: Saved) -> None:
     try:
         folder.remove(saved.name)
     except FileNotFoundError:
-        warnings.warn(f"{folder.describe(saved.name)} was to be deleted and is gone already", stacklevel=3)
+        warn(f"{folder.describe(saved.name)} was to be deleted and is gone already")
     except OSError as error:
-        warnings.warn(f"{folder.describe(saved.name)} cannot be deleted: {error}", stacklevel=3)
+        warn(f"{folder.describe(saved.name)} cannot be deleted: {error}")

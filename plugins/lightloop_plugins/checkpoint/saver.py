@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.retention import Saved, find_saved, remove, to_remove
 from lightloop_plugins.checkpoint.storage import PREFIX, Content, Folder
@@ -105,7 +105,7 @@ class Saver:
         self.failures += 1
         if not self.warn or self.failures > MAX_FAILURES or not isinstance(error, (CheckpointError, OSError)):
             raise error
-        warnings.warn(f"{error}. Training goes on ({self.failures} in a row failed)", stacklevel=4)
+        warn(f"{error}. Training goes on ({self.failures} in a row failed)")
 
     def _name(self, body: Mapping[str, Any], prefix: str) -> str:
         name = f"{prefix}{body['step']:09d}-batch-{body['batch']:09d}"

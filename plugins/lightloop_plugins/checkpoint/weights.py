@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.files import read_safetensors, write_safetensors, written
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
@@ -153,7 +153,7 @@ def take_hyperparameters(module: nn.Module) -> dict[str, Any]:
         try:
             encode(value, {})
         except CheckpointError as error:
-            warnings.warn(f"hyperparameter {name!r} is not in the checkpoint: {error}", stacklevel=2)
+            warn(f"hyperparameter {name!r} is not in the checkpoint: {error}")
         else:
             kept[str(name)] = value
     return kept
