@@ -168,7 +168,7 @@ SUITES = {
 
 def contract() -> str:
     """Each accelerator that is held to the contract, row by row: which suite runs it, or which hardware that takes."""
-    rows = [name for name in vars(AcceleratorContract) if name.startswith("test_")]
+    rows = [name for kind in AcceleratorContract.__mro__[::-1] for name in vars(kind) if name.startswith("test_")]
     columns = {name.replace("one on GPUs", "gpu"): cells for name, cells in contract_columns(rows)}
     body = [(row.removeprefix("test_").replace("_", " "), *(columns[name][row] for name in columns)) for row in rows]
     return table(("row", *columns), body)

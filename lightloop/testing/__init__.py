@@ -1,6 +1,6 @@
 """What plugin authors use to test: the contracts, a recorder of hooks, ranks, tiny models and data.
 
-:class:`PluginContract` needs pytest, :class:`AcceleratorContract` torch.distributed; they are imported when they are
+:class:`PluginContract` needs pytest, :class:`AcceleratorContract` and :class:`GradientContract` torch.distributed; they are imported when they are
 asked for.
 """
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from lightloop.testing.accelerators import AcceleratorContract
     from lightloop.testing.contract import PluginContract
     from lightloop.testing.ranks import run_ranks, values_of
+    from lightloop.testing.step_gradients import GradientContract
 
 __all__ = [
     "AcceleratorContract",
+    "GradientContract",
     "PluginContract",
     "Probe",
     "Recorder",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 LATER = {
     "AcceleratorContract": "accelerators",
+    "GradientContract": "step_gradients",
     "PluginContract": "contract",
     "run_ranks": "ranks",
     "values_of": "ranks",

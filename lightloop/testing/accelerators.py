@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from lightloop.testing.accelerator_runs import BATCHES, SIZE, Run, interrupted, train
-from lightloop.testing.ranks import Outcome, run_ranks, values_of
+from lightloop.testing.ranks import Outcome, values_of
+from lightloop.testing.step_gradients import GradientContract
 
 
-class AcceleratorContract:
+class AcceleratorContract(GradientContract):
     """Tests that every accelerator passes. Subclass it as ``TestMine``, and say how a Trainer chooses it.
 
-    The reference of each row is one process on the CPU that trains on the same global batches.
+    The reference of each row is one process on the CPU that trains on the same global batches; that of
+    :class:`GradientContract`, which it includes, is a loop by hand.
     """
 
-    options: ClassVar[Mapping[str, Any]] = {}
-    """Options of the Trainer that choose the accelerator."""
-    ranks: ClassVar[int] = 1
-    """In how many processes it is run."""
-    tolerance: ClassVar[float] = 1e-6
-    """How far losses, norms and weights may be from those of one process, absolutely."""
     exact_resume: ClassVar[bool] = True
     """Whether a resumed run ends bit-equal to one that was not stopped; else, within the tolerance."""
     reduces: ClassVar[bool] = True
     """Whether gradients are reduced by collectives of torch.distributed, which can be counted."""
-    timeout: ClassVar[float] = 120.0
-    """How many seconds a run may take."""
     patience: ClassVar[float] = 60.0
     """How many seconds a rank waits for the others, as ``options`` say; what ends sooner has not waited."""
     first_error: ClassVar[bool] = True
     """Whether ranks that end because of another one say what its error was."""
-
-    def launch(self, function: Callable[..., Any], *arguments: Any) -> list[Outcome]:
-        """Call ``function(*arguments)`` on each rank; override it for a launcher of its own."""
-        return run_ranks(function, self.ranks, *arguments, timeout=self.timeout)
 
     def run(self, case: str = "plain", **more: Any) -> list[Outcome]:
         """Train on each rank."""

@@ -69,10 +69,7 @@ class Parts:
         self.plugin._waiting = bool(gradients)
         if not gradients:
             return
-        for part in self.module.modules():
-            if isinstance(part, FSDPModule):  # what holds the gradient is made when it is first gathered
-                part.unshard()
-                part.reshard()
+        gather_once(self.module)
         for name, parameter in self._parameters():
             if name in gradients:
                 whole, gradient = parameter._unsharded_param, gradients[name].clone().to(self.mesh.device_type)
@@ -116,6 +113,14 @@ def groups_of(part: FSDPModule) -> list[Any]:
     state = part._get_fsdp_state()
     groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     return [each for each in (state._fsdp_param_group,) if each is not None] if groups is None else groups
+
+
+def gather_once(module: nn.Module) -> None:
+    """Have torch make what holds each gradient, which it does when a block is first gathered; held backwards look for all of them."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.unshard()
+            part.reshard()
 
 
 def reduce_waiting(module: nn.Module) -> None:

@@ -62,6 +62,7 @@ class Fsdp(Processes):
             raise self.refuse("min_size", "a whole number of parameters from 1")
         self._synced = True  # whether backwards reduce now
         self._waiting = False  # whether there are gradients that none has reduced
+        self._half = False  # whether parameters are gathered in bfloat16
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
@@ -79,13 +80,19 @@ class Fsdp(Processes):
         mesh = init_device_mesh(loop.device.type, (loop.world.size,))
         assert isinstance(loop.world, ProcessWorld)
         loop.stash[SHARDING] = Parts(self, loop.module, mesh, loop.world.new_group())
-        half = any(each.group == "precision" and getattr(each, "mode", "") == "bf16-mixed" for each in loop.plugins)
-        shard(loop.module, blocks, mesh, half)
+        self._half = any(
+            each.group == "precision" and getattr(each, "mode", "") == "bf16-mixed" for each in loop.plugins
+        )
+        shard(loop.module, blocks, mesh, self._half)
         self._route = Route(loop.module, loop.world, self.check_blocks)
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         no_closures(loop, self)
+        if self._half:  # a held backward of torch's fails where there is a block that no forward has gathered yet
+            from lightloop_plugins.accelerators._fully_sharded import gather_once
+
+            gather_once(loop.module)
 
     @hookimpl
     def after_forward(self, loop: Loop) -> None:
