@@ -35,6 +35,8 @@ class Ahead:
     """``loader``, marked as one of which a batch is read ahead; what else it has is the loader's own."""
 
     reads_ahead = True
+    passes_on = True
+    """That batches are what the loader gives, for those who resume it."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

@@ -67,6 +67,9 @@ class Seed(Plugin):
 class SeedWorker:
     """What a worker calls when it starts: from then on its copy of the dataset seeds itself."""
 
+    repeats = True
+    """That workers draw the same for the same item, for those who resume a loader."""
+
     def __init__(self, seed: int, rank: int, epoch: Tensor, users: Callable[[int], None] | None) -> None:
         self.seed, self.rank, self.epoch, self.users = seed, rank, epoch, users
 

@@ -95,6 +95,9 @@ class Share(Sampler[Any]):
         drop: whether what does not divide is left out.
     """
 
+    draws_at_once = True
+    """That an epoch draws nothing from global random numbers after it has begun, for those who resume a loader."""
+
     def __init__(
         self, sampler: Iterable[Any], world: World, seed: int, *, even: bool = True, drop: bool = False
     ) -> None:

@@ -77,7 +77,7 @@ def test_the_number_of_workers_does_not_matter(tmp_path):
 
 def test_workers_of_a_plain_loader_go_on_in_order_and_say_what_is_not_exact(tmp_path):
     make = lambda: DataLoader(Samples(noise=False), 4, shuffle=True, num_workers=1)
-    with pytest.warns(UserWarning, match="ResumableLoader has them the same"):
+    with pytest.warns(UserWarning, match="ResumableLoader have them the same"):
         assert_exact(tmp_path, make, [2], epochs=2)
 
 

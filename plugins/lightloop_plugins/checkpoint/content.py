@@ -10,6 +10,7 @@ from lightloop import Loop, Plugin
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import modules, optimizers
 from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
+from lightloop_plugins.checkpoint.positions import Reading
 from lightloop_plugins.checkpoint.random_state import take_global, try_global
 from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
 from lightloop_plugins.checkpoint.running import apply_metrics, apply_window
@@ -23,19 +24,19 @@ _BOUND = re.compile("[a-z_]+=")
 """How a stop is worded that comes from an option's value, ``max_steps=10 reached``: it is found again, or was raised."""
 
 
-def take(loop: Loop, start: Mapping[str, Any] | None) -> dict[str, Any]:
+def take(loop: Loop, reading: Reading | None) -> dict[str, Any]:
     """The state of the run, as a plain tree whose tensors are the live ones; every rank calls it.
 
     Args:
         loop: the run, between two batches.
-        start: what decided the order of the epoch, as it was before its first batch.
+        reading: how the epoch is read.
     """
     if (sharding := loop.stash.get(SHARDING)) is not None:
         sharding.prepare()
     every = modules.parameters(loop)
     module = modules.take_module(loop, every)
     plugins = {plugin.key: take_plugin(plugin) for plugin in loop.plugins}
-    own = take_rank(loop, start, every)
+    own = take_rank(loop, reading, every)
     if loop.world.size > 1:
         own["differs"] = differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
     return {

@@ -16,7 +16,11 @@ from lightloop_plugins.checkpoint.errors import CheckpointError
 
 Form = Any
 COUNT, POSITIVE = range(2**63), range(1, 2**63)
-GENERATOR: Form = ([{"torch"}, Tensor], [{"python"}, [int, Tensor, (None, float)]], [{"numpy"}, {str: object}])
+GENERATOR: Form = (
+    [{"torch"}, Tensor],
+    [{"python"}, [int, Tensor, (None, float)]],
+    [{"numpy", "numpy state"}, {str: object}],
+)
 RANDOM: Form = {
     "python": [int, Tensor, (None, float)],
     "torch": Tensor,
@@ -36,7 +40,8 @@ WINDOW: Form = {
     "weight": NUMBER,
     "moments": [list],
 }
-START: Form = {"global": RANDOM, "generators": {str: GENERATOR}}
+START: Form = {"global": RANDOM, "generators": {str: GENERATOR}, "persistent?": [str]}
+MOVED: Form = {str: {"at": Tensor, "states": Tensor}}
 RANK: Form = {
     "windows": [WINDOW],
     "gradients": {str: Tensor},
@@ -52,6 +57,10 @@ RANK: Form = {
         "kind": {"itself", "state", "replay"},
         "now?": {str: GENERATOR},
         "start?": (None, START),
+        "persistent?": [str],
+        "reads?": COUNT,
+        "moved?": MOVED,
+        "evaluation?": {str: {"generators": {str: GENERATOR}, "persistent": [str]}},
         "state?": object,
     },
     "random": RANDOM,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lightloop import Key
 from lightloop_plugins.checkpoint.find import Found, is_of_run
+from lightloop_plugins.checkpoint.positions import Reading
 from lightloop_plugins.checkpoint.saver import new_run
 
 
@@ -40,5 +39,5 @@ DIRECTORY: Key[str] = Key("checkpoint.directory")
 """Where the user has said that checkpoints are kept."""
 RESUMED: Key[Resumption] = Key("checkpoint.resumed")
 """There in a fit that goes on from a checkpoint, from the first before_epoch on."""
-EPOCH_START: Key[Mapping[str, Any] | None] = Key("checkpoint.epoch_start")
-"""What decided the order of the epoch that a resumed run is in the midst of; there in read_batches of that epoch alone."""
+READING: Key[Reading] = Key("checkpoint.reading")
+"""How the epoch is read, where checkpoints are saved; there in read_batches alone."""

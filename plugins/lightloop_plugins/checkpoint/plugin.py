@@ -11,8 +11,8 @@ from lightloop import Loop, Plugin, hookimpl, option, warn
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.handover import DIRECTORY, EPOCH_START, RESUMED
-from lightloop_plugins.checkpoint.positions import epoch_start, kind_of
+from lightloop_plugins.checkpoint.handover import DIRECTORY, READING, RESUMED
+from lightloop_plugins.checkpoint.positions import Reading
 from lightloop_plugins.checkpoint.record import describe_plugins, describe_run
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
@@ -38,7 +38,7 @@ class Checkpoint(Plugin):
     requires = ("run_dir",)
     default = True
     state = ("_trigger",)
-    transient = ("_saver", "_about", "_start", "_place", "last_path", "best_path")
+    transient = ("_saver", "_about", "_reading", "_place", "last_path", "best_path")
 
     enabled: bool = option(
         True, "Save checkpoints.", flag="enable_checkpointing", switch=True, aliases=("checkpoint_callback",)
@@ -82,7 +82,7 @@ class Checkpoint(Plugin):
     def _forget(self) -> None:
         self._saver: Saver | None = None
         self._about: dict[str, Any] = {}
-        self._start: Mapping[str, Any] | None = None
+        self._reading: Reading | None = None
         self._trigger = Trigger(self.every, self.monitor, self.mode)
         self._place: tuple[int, int, int] | None = None
         self.last_path: str | None = None
@@ -130,13 +130,15 @@ class Checkpoint(Plugin):
     @hookimpl(wrapper=True)
     def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
         loader = loop.train_loader
-        start = None if kind_of(loader) == "itself" else epoch_start(loader)
-        batches = yield
-        self._start = start
-        if EPOCH_START in loop.stash:
-            self._start = loop.stash[EPOCH_START]
-            del loop.stash[EPOCH_START]
-        return batches
+        self._reading = reading = Reading(loader)
+        loop.stash[READING] = reading
+        if reading.watched:
+            loop.train_loader = reading
+        try:
+            return (yield)
+        finally:
+            loop.train_loader = loader
+            del loop.stash[READING]
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
@@ -180,7 +182,7 @@ class Checkpoint(Plugin):
         if self.weights_only:
             state: dict[str, Any] = {"module": {"weights": dict(loop.module.state_dict())}}
         else:
-            state = take(loop, self._start)
+            state = take(loop, self._reading)
         return {**state, "hparams": take_hyperparameters(loop.module)}
 
     def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool) -> str | None:
@@ -231,7 +233,7 @@ class Checkpoint(Plugin):
     @hookimpl
     def teardown(self, loop: Loop) -> None:
         saver, self._saver = self._saver, None
-        self._start = None
+        self._reading = None
         if saver is not None:
             self.best_path = None if saver.best is None else f"{saver.folder.place}/{saver.best.name}"
             saver.close()

@@ -4,41 +4,126 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-from lightloop import size_of, warn
+from lightloop import Limited, Loop, size_of
+from lightloop_plugins.checkpoint.draws import Draws, Reads, Repeatable
 from lightloop_plugins.checkpoint.errors import put_back
-from lightloop_plugins.checkpoint.random_state import loader_generators, set_all, set_global, take_all, take_global
+from lightloop_plugins.checkpoint.loader_parts import begin, generators_in, persistent_in, revive
+from lightloop_plugins.checkpoint.random_state import set_all, set_global, take_all, take_global
+from lightloop_plugins.checkpoint.streams import Stream, global_streams, streams_of
 
 log = logging.getLogger("lightloop")
 
+_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw from global random numbers when an epoch begins, and never later."""
+
+
+class Reading:
+    """One epoch of ``loader``: what decides its order, and what its reads have drawn; read in place of the loader."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.inner = inner = innermost(loader)
+        self.kind = kind_of(loader)
+        self.by_index = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
+        self.start: Mapping[str, Any] | None = None if self.kind == "itself" else epoch_start(loader)
+        self.watched = self._is_watched()
+        self.draws = Draws(self._streams() if self.watched else {})
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """From the beginning, with an eye on what is drawn, where that has to be."""
+        if not self.watched:
+            return iter(self.loader)
+        return self.begin_by_index(0) if self.by_index else Reads(iter(self.loader), self.draws)
+
+    def begin_by_index(self, skip: int) -> Iterator[Any]:
+        """From the batch ``skip`` on; the sampler has passed over those before it, and no item of them is read."""
+        indices = Repeatable(self.inner._index_sampler, self.draws, skip)
+        batches = begin(self.inner, indices)
+        indices.latest.catch_up()
+        return self.limited(batches, skip)
+
+    def limited(self, batches: Iterator[Any], skip: int) -> Iterator[Any]:
+        """``batches`` of the innermost loader from ``skip`` on, as many as are read of the one around it."""
+        end = end_of(self.loader)
+        return batches if end is None or self.loader is self.inner else itertools.islice(batches, end - skip)
+
+    def repeat(self, skip: int) -> tuple[list[Any], Iterator[Any]]:
+        """Read the first ``skip`` batches once more: what was read ahead of them, and the rest."""
+        source = iter(self.loader)
+        deque(self.draws.repeated(source, skip), maxlen=0)
+        ahead = list(self.draws.repeated(source, self.draws.known))
+        return ahead, Reads(source, self.draws)
+
+    def _is_watched(self) -> bool:
+        """Whether its reads may draw in the midst of the epoch, in this process."""
+        if self.kind != "replay" or type(self.inner) in (list, tuple):
+            return False
+        return not (self.by_index and draws_at_once(self.inner.batch_sampler or self.inner.sampler))
+
+    def _streams(self) -> dict[str, Stream]:
+        if not self.by_index and isinstance(self.inner, DataLoader) and self.inner.num_workers:
+            return {}  # it is in the workers that its dataset draws
+        return {**global_streams(), **streams_of(generators_in(self.inner))}
+
 
 def innermost(loader: Any) -> Any:
-    """The loader that the wrappers around it, such as a limit, read."""
-    while not isinstance(loader, DataLoader) and "loader" in getattr(loader, "__dict__", {}):
+    """The loader whose batches the wrappers around it pass on."""
+    while isinstance(loader, Limited) or getattr(type(loader), "passes_on", False):
         loader = loader.loader
     return loader
 
 
 def epoch_start(loader: Any) -> dict[str, Any]:
     """What decides the order of an epoch that is about to be read."""
-    return {"global": take_global(), "generators": take_all(loader_generators(innermost(loader)))}
+    return {"global": take_global(), **_own(innermost(loader))}
 
 
-def position(loader: Any, batches: int, start: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where ``loader`` is after ``batches`` batches of an epoch that began as ``start`` says, as a plain tree."""
-    inner = innermost(loader)
-    state: dict[str, Any] = {"kind": kind_of(loader)}
-    if state["kind"] == "state" and (batches or not _ends_for_good(inner)):
+def position(loop: Loop, reading: Reading | None) -> dict[str, Any]:
+    """Where the training loader is, in an epoch that is read as ``reading`` says, as a plain tree."""
+    inner = innermost(loop.train_loader)
+    state: dict[str, Any] = {"kind": kind_of(loop.train_loader)}
+    if state["kind"] == "state" and (loop.batch_idx or not _ends_for_good(inner)):
         state["state"] = inner.state_dict()
     if state["kind"] != "itself":
-        state["now"] = take_all(loader_generators(inner))
-        if batches:
-            state["start"] = start
-    return state
+        now = _own(inner)
+        state |= {"now": now["generators"], "persistent": now["persistent"]}
+        if loop.batch_idx and reading is not None:
+            state |= {"start": reading.start, **(reading.draws.state() if reading.watched else {})}
+    evaluation = {name: _own(loader) for name, loader in _evaluation_loaders(loop)}
+    return {**state, "evaluation": {name: own for name, own in evaluation.items() if any(own.values())}}
+
+
+def restore_evaluation(loop: Loop, state: Mapping[str, Any]) -> None:
+    """Put the generators of validation loaders where they were, and let workers that had begun begin."""
+    saved = state.get("evaluation", {})
+    for name, loader in _evaluation_loaders(loop):
+        if name in saved:
+            revive(loader, saved[name]["persistent"])
+            set_all(generators_in(loader), saved[name]["generators"])
 
 
 def kind_of(loader: Any) -> str:
@@ -52,128 +137,132 @@ def kind_of(loader: Any) -> str:
 
 def is_ahead(loader: Any) -> bool:
     """Whether the loop has read a batch more than it has trained on."""
-    return size_of(loader) is None and getattr(loader, "most", None) is None and getattr(loader, "reads_ahead", False)
+    return end_of(loader) is None and getattr(loader, "reads_ahead", False)
+
+
+def end_of(loader: Any) -> int | None:
+    """How many batches are read of it at most, where that is known."""
+    size: int | None = size_of(loader)
+    return getattr(loader, "most", None) if size is None else size
+
+
+def draws_at_once(sampler: Any) -> bool:
+    """Whether ``sampler`` draws all that it needs of global random numbers when an epoch begins."""
+    if type(sampler) is BatchSampler:
+        return draws_at_once(sampler.sampler)
+    return type(sampler) in (*_AT_ONCE, list, tuple, range) or getattr(sampler, "draws_at_once", False) is True
 
 
 class Resumed:
-    """A loader that reads on from a place, for one epoch; every global random number is then where it was.
+    """A loader that reads on from a place, for one epoch; every random number is then where it was.
 
     Args:
-        loader: the loader as it is read.
+        reading: of the loader as it is read; what is known of the epoch becomes its own.
         batches: how many of the epoch are done.
         state: what :func:`position` gave.
         now: the global random numbers at the place.
         what: the checkpoint that has them.
     """
 
-    def __init__(self, loader: Any, batches: int, state: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-        self.loader = loader
-        self._batches = batches
+    def __init__(
+        self, reading: Reading, batches: int, state: Mapping[str, Any], now: Mapping[str, Any], what: str
+    ) -> None:
+        self.reading = reading
+        self.loader = reading.loader
         self._state = state
         self._now = now
         self._what = what
+        if batches:
+            reading.start = state.get("start")
+            reading.draws.load({"reads": batches + is_ahead(self.loader), "moved": {}, **state})
+        elif reading.kind != "itself":
+            reading.start = {**self._own, "global": now}
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        return {"generators": self._state.get("now", {}), "persistent": self._state.get("persistent", [])}
 
     def __len__(self) -> int:
         return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.iter_from(0)
-
-    def iter_from(self, skip: int) -> Iterator[Any]:
-        """The batches after the first ``skip``."""
-        if not skip:  # an epoch that begins draws its order from where the numbers are
-            set_global(self._now)
-            yield from self._begin(skip)
-            return
-        rest, waiting = self._begin(skip), []
-        if is_ahead(self.loader):
-            waiting = list(itertools.islice(rest, 1))
-        if innermost(self.loader) is not self.loader and size_of(self.loader) is not None:
-            rest = itertools.islice(rest, len(self) - skip)  # what is around it has a limit
-        set_global(self._now)
-        yield from waiting
-        yield from rest
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)
 
-    def _begin(self, skip: int) -> Iterator[Any]:
-        inner = innermost(self.loader)
-        kind = kind_of(self.loader)
+    def __iter__(self) -> Iterator[Any]:
+        return self.iter_from(0)
+
+    def iter_from(self, skip: int) -> Iterator[Any]:
+        """The batches after the first ``skip``."""
+        inner, kind = self.reading.inner, self.reading.kind
         if kind != self._state["kind"]:
-            warn(
+            warnings.warn(
                 f"the checkpoint was made with a loader that is resumed by {self._state['kind']}, and this "
                 f"{type(inner).__name__} is by {kind}: the order of this epoch may be another one",
+                stacklevel=2,
             )
-        batches: Iterator[Any]
-        if kind == "itself" and skip:
-            batches = iter(inner.iter_from(skip))
-            return batches
-        by_state = kind == "state" and "state" in self._state
         with put_back(f"the place in the {type(inner).__name__}", self._what):
-            if by_state:
+            ahead: list[Any] = []
+            rest: Iterator[Any] | None = None
+            if kind == "state" and "state" in self._state:
                 inner.load_state_dict(self._state["state"])
-            elif not skip:
-                set_all(loader_generators(inner), self._state.get("now", {}))
-            elif (start := self._state.get("start")) is not None:
-                set_global(start["global"])
-                set_all(loader_generators(inner), start["generators"])
-        if skip and not by_state:
-            return replay(self.loader, skip)
-        batches = iter(inner if by_state and size_of(self.loader) is not None else self.loader)
-        return batches
+                rest = self.reading.limited(iter(inner), skip) if skip else None
+            elif kind == "itself" and skip:
+                rest = self.reading.limited(iter(inner.iter_from(skip)), skip)
+            elif skip:
+                self._to_start()
+                ahead, rest = self._replay(skip)
+            if rest is None:
+                revive(inner, self._own["persistent"])
+            set_all(generators_in(inner), self._own["generators"])
+            set_global(self._now)
+        yield from ahead
+        yield from iter(self.reading) if rest is None else rest
+
+    def _to_start(self) -> None:
+        """Put everything where it was when the epoch began."""
+        start = self._state.get("start")
+        if start is not None:
+            revive(self.reading.inner, start.get("persistent", ()))
+            set_global(start["global"])
+            set_all(generators_in(self.reading.inner), start["generators"])
+
+    def _replay(self, skip: int) -> tuple[list[Any], Iterator[Any]]:
+        reading = self.reading
+        warn_of_workers(reading.inner, self._state)
+        if not reading.by_index:
+            log.info(
+                "going on inside an epoch: the %d batches that were trained on are read once more and dropped", skip
+            )
+            return reading.repeat(skip)
+        log.info("going on inside an epoch: the sampler passes over the %d batches that were trained on", skip)
+        return [], reading.begin_by_index(skip)
 
 
-def replay(loader: Any, skip: int) -> Iterator[Any]:
-    """Read an epoch of ``loader`` from batch ``skip`` on; the sampler alone is advanced where there is one."""
-    inner = innermost(loader)
-    if not isinstance(inner, DataLoader) or isinstance(inner.dataset, IterableDataset):
-        log.info("going on inside an epoch: the %d batches that were trained on are read once more and dropped", skip)
-        rest: Iterator[Any] = iter(loader)
-        for _ in itertools.islice(rest, skip):
-            pass
-        return rest
-    log.info("going on inside an epoch: the sampler passes over the %d batches that were trained on", skip)
-    batches: Iterator[Any]
-    if inner.num_workers == 0:
-        batches = iter(inner)
-        for _ in itertools.islice(batches._sampler_iter, skip):  # type: ignore[attr-defined]
-            pass
-        return batches
-    warn(
-        f"going on inside an epoch of a DataLoader with {inner.num_workers} workers: the order is exact, but random numbers "
-        "that the dataset draws in its workers are others. lightloop_plugins.resumable.ResumableLoader has them the same",
+def warn_of_workers(loader: Any, state: Mapping[str, Any]) -> None:
+    """Say what cannot be repeated of a DataLoader: random numbers that its workers have drawn before."""
+    if not isinstance(loader, DataLoader) or not loader.num_workers or getattr(loader.worker_init_fn, "repeats", False):
+        return
+    if isinstance(loader.dataset, IterableDataset) and not (state.get("start") or {}).get("persistent"):
+        return  # its workers begin as they began, and read what they read
+    warnings.warn(
+        f"going on inside an epoch of a DataLoader with {loader.num_workers} workers: the order is exact, but random numbers "
+        "that the dataset draws in its workers are others. Trainer(seed=...) and "
+        "lightloop_plugins.resumable.ResumableLoader have them the same",
+        stacklevel=2,
     )
-    return _begin_late(inner, skip)
 
 
-def _begin_late(loader: DataLoader[Any], skip: int) -> Iterator[Any]:
-    """Begin to read with a sampler that has passed over ``skip`` batches before any worker is told to read one."""
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    sampler = vars(loader)[name]
-    vars(loader)[name] = _Late(sampler, skip)  # torch lets nobody set it
-    try:
-        return iter(loader)
-    finally:
-        vars(loader)[name] = sampler
+def _own(loader: Any) -> dict[str, Any]:
+    """What ``loader`` has of its own on which its next epoch depends."""
+    return {"generators": take_all(generators_in(loader)), "persistent": persistent_in(loader)}
 
 
-class _Late:
-    """A sampler whose first pass begins ``skip`` later; a loader with persistent workers goes on to use it."""
-
-    def __init__(self, sampler: Iterable[Any], skip: int) -> None:
-        self.sampler = sampler
-        self.skip = skip
-
-    def __iter__(self) -> Iterator[Any]:
-        # A generator: the loader makes two of them when it begins, and advances the second alone.
-        skip, self.skip = self.skip, 0
-        yield from itertools.islice(iter(self.sampler), skip, None)
-
-    def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
+def _evaluation_loaders(loop: Loop) -> Iterator[tuple[str, Any]]:
+    for stage, loaders in loop.eval_loaders.items():
+        for name, loader in loaders.items():
+            yield stage if name is None else f"{stage}/{name}", innermost(loader)
 
 
 def _ends_for_good(loader: Any) -> bool:

@@ -6,6 +6,7 @@ import random
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def take_global() -> dict[str, Any]:
     state: dict[str, Any] = {"python": _from_python(random.getstate()), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, keys, *rest = numpy.random.get_state()
-        state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), *[_plain(part) for part in rest]]
+        state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), *[plain(part) for part in rest]]
     if (backend := accelerator()) is not None:
         state["devices"] = [backend.get_rng_state(index).cpu() for index in range(backend.device_count())]
     return state
@@ -44,9 +45,16 @@ def set_global(state: Mapping[str, Any]) -> None:
 
 def try_global(state: Mapping[str, Any]) -> None:
     """Raise what :func:`set_global` would; the generators stay where they are."""
+    with keep_global():
+        set_global(state)
+
+
+@contextmanager
+def keep_global() -> Iterator[None]:
+    """Have the global generators where they were afterwards."""
     now = take_global()
     try:
-        set_global(state)
+        yield
     finally:
         set_global(now)
 
@@ -57,17 +65,7 @@ def generators_of(parts: Mapping[str, nn.Module]) -> dict[str, Any]:
     for path, part in parts.items():
         for name, value in vars(part).items():
             kind = type(value)
-            if _KNOWN[kind] if kind in _KNOWN else _is_generator(value):
-                found[f"{path}.{name}".lstrip(".")] = value
-    return found
-
-
-def loader_generators(loader: Any) -> dict[str, Any]:
-    """Generators that a loader and its samplers draw from, by the path to them; one that is held twice counts once."""
-    found: dict[str, Any] = {}
-    for path, part in _parts(loader):
-        for name, value in vars(part).items():
-            if _is_generator(value) and all(value is not other for other in found.values()):
+            if _KNOWN[kind] if kind in _KNOWN else is_generator(value):
                 found[f"{path}.{name}".lstrip(".")] = value
     return found
 
@@ -110,28 +108,13 @@ def accelerator() -> Any:
     return backend if used and hasattr(backend, "get_rng_state") and hasattr(backend, "device_count") else None
 
 
-def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    seen: set[int] = set()
-    waiting = [("", loader)]
-    while waiting:
-        path, part = waiting.pop()
-        if id(part) in seen or not hasattr(part, "__dict__"):
-            continue
-        seen.add(id(part))
-        yield path, part
-        waiting += [
-            (f"{path}.{name}".lstrip("."), vars(part)[name])
-            for name in ("dataset", "sampler", "batch_sampler", "loader")
-            if name in vars(part)
-        ]
-
-
-def _is_generator(value: Any) -> bool:
+def is_generator(value: Any) -> bool:
+    """Whether it is a source of random numbers with a state."""
     kind = type(value)
     if (known := _KNOWN.get(kind)) is None:
         numpy = sys.modules.get("numpy")
-        kinds = (torch.Generator, random.Random, *((numpy.random.Generator,) if numpy else ()))
-        known = _KNOWN[kind] = issubclass(kind, kinds)
+        kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
+        known = _KNOWN[kind] = issubclass(kind, kinds) and not issubclass(kind, random.SystemRandom)
     return known
 
 
@@ -140,7 +123,9 @@ def _take(generator: Any) -> list[Any]:
         return ["torch", generator.get_state().cpu()]
     if isinstance(generator, random.Random):
         return ["python", _from_python(generator.getstate())]
-    return ["numpy", _plain(generator.bit_generator.state)]
+    if hasattr(generator, "bit_generator"):
+        return ["numpy", plain(generator.bit_generator.state)]
+    return ["numpy state", plain(generator.get_state(legacy=False))]
 
 
 def _set(generator: Any, state: list[Any]) -> None:
@@ -149,8 +134,10 @@ def _set(generator: Any, state: list[Any]) -> None:
         generator.set_state(value.clone())
     elif kind == "python":
         generator.setstate(_to_python(value))
-    else:
+    elif kind == "numpy":
         generator.bit_generator.state = value
+    else:
+        generator.set_state(value)
 
 
 def _from_python(state: Any) -> list[Any]:
@@ -164,9 +151,10 @@ def _to_python(state: Any) -> Any:
     return version, tuple(numbers.tolist()), gauss
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A tree with numpy's numbers and arrays in it as Python's."""
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: plain(part) for name, part in value.items()}
     if hasattr(value, "tolist"):
         return value.tolist()
     return value

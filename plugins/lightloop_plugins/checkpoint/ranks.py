@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightloop import Loop
 from lightloop_plugins._sharding import SHARDING
-from lightloop_plugins.checkpoint.positions import position
+from lightloop_plugins.checkpoint.positions import Reading, position
 from lightloop_plugins.checkpoint.random_state import take_global
 from lightloop_plugins.checkpoint.running import take_metrics, take_window
 from lightloop_plugins.checkpoint.strict_json import to_json
@@ -21,12 +21,12 @@ OWN_PARTS = ("buffers", "extra", "generators")
 """Parts of the module's state that a rank may have otherwise than rank 0."""
 
 
-def take_rank(loop: Loop, start: Mapping[str, Any] | None, every: Mapping[str, Tensor]) -> dict[str, Any]:
+def take_rank(loop: Loop, reading: Reading | None, every: Mapping[str, Tensor]) -> dict[str, Any]:
     """What each rank has of its own: windows and their gradients, metrics, the loader's place, random numbers.
 
     Args:
         loop: the run.
-        start: what decided the order of the epoch.
+        reading: how the epoch is read.
         every: all parameters by name.
     """
     return {
@@ -34,7 +34,7 @@ def take_rank(loop: Loop, start: Mapping[str, Any] | None, every: Mapping[str, T
         "gradients": {name: p.grad for name, p in every.items() if p.grad is not None},
         "waiting": sharding.waiting() if (sharding := loop.stash.get(SHARDING)) else {},
         "metrics": take_metrics(loop),
-        "loader": position(loop.train_loader, loop.batch_idx, start),
+        "loader": position(loop, reading),
         "random": take_global(),
     }
 

@@ -12,9 +12,9 @@ from lightloop_plugins.checkpoint.chosen import begin_with, load_for_evaluation
 from lightloop_plugins.checkpoint.content import Restoration
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
-from lightloop_plugins.checkpoint.handover import DIRECTORY, EPOCH_START, RESUME, RESUMED, Resumption
+from lightloop_plugins.checkpoint.handover import DIRECTORY, READING, RESUME, RESUMED, Resumption
 from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.positions import Resumed, kind_of
+from lightloop_plugins.checkpoint.positions import Reading, Resumed, restore_evaluation
 from lightloop_plugins.checkpoint.random_state import set_global
 from lightloop_plugins.checkpoint.record import check_same_run, finished
 from lightloop_plugins.checkpoint.remote import folder_of
@@ -134,10 +134,9 @@ class Resume(Plugin):
         if restoration is None:
             return (yield)
         rank = restoration.rank
-        loop.stash[EPOCH_START] = rank["loader"].get("start")
-        if not loop.batch_idx and kind_of(loader) != "itself":
-            loop.stash[EPOCH_START] = {"global": rank["random"], "generators": rank["loader"].get("now", {})}
-        loop.train_loader = Resumed(loader, loop.batch_idx, rank["loader"], rank["random"], restoration.what)
+        restore_evaluation(loop, rank["loader"])
+        reading = loop.stash[READING] if READING in loop.stash else Reading(loader)
+        loop.train_loader = Resumed(reading, loop.batch_idx, rank["loader"], rank["random"], restoration.what)
         try:
             return (yield)
         finally:
