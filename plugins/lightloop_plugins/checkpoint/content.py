@@ -10,9 +10,9 @@ from lightloop import Loop, Plugin
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import modules, optimizers
 from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
-from lightloop_plugins.checkpoint.positions import Reading
 from lightloop_plugins.checkpoint.random_state import take_global, try_global
 from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
+from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.running import apply_metrics, apply_window
 from lightloop_plugins.checkpoint.saver import Saver
 from lightloop_plugins.checkpoint.shards import Stored

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lightloop import Key
 from lightloop_plugins.checkpoint.find import Found, is_of_run
-from lightloop_plugins.checkpoint.positions import Reading
+from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.saver import new_run
 
 

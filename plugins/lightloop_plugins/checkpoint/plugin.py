@@ -12,7 +12,7 @@ from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.handover import DIRECTORY, READING, RESUMED
-from lightloop_plugins.checkpoint.positions import Reading
+from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.record import describe_plugins, describe_run
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run

@@ -2,104 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset
 
-from lightloop import Limited, Loop, size_of
-from lightloop_plugins.checkpoint.draws import Draws, Reads, Repeatable
+from lightloop import Loop
 from lightloop_plugins.checkpoint.errors import put_back
-from lightloop_plugins.checkpoint.loader_parts import begin, generators_in, persistent_in, revive
-from lightloop_plugins.checkpoint.random_state import set_all, set_global, take_all, take_global
-from lightloop_plugins.checkpoint.streams import Stream, global_streams, streams_of
+from lightloop_plugins.checkpoint.loader_parts import generators_in, revive
+from lightloop_plugins.checkpoint.random_state import set_all, set_global
+from lightloop_plugins.checkpoint.reading import Reading, innermost, is_ahead, kind_of, own_state
 
 log = logging.getLogger("lightloop")
-
-_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-"""Samplers that draw from global random numbers when an epoch begins, and never later."""
-
-
-class Reading:
-    """One epoch of ``loader``: what decides its order, and what its reads have drawn; read in place of the loader."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        self.inner = inner = innermost(loader)
-        self.kind = kind_of(loader)
-        self.by_index = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
-        self.start: Mapping[str, Any] | None = None if self.kind == "itself" else epoch_start(loader)
-        self.watched = self._is_watched()
-        self.draws = Draws(self._streams() if self.watched else {})
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        """From the beginning, with an eye on what is drawn, where that has to be."""
-        if not self.watched:
-            return iter(self.loader)
-        return self.begin_by_index(0) if self.by_index else Reads(iter(self.loader), self.draws)
-
-    def begin_by_index(self, skip: int) -> Iterator[Any]:
-        """From the batch ``skip`` on; the sampler has passed over those before it, and no item of them is read."""
-        indices = Repeatable(self.inner._index_sampler, self.draws, skip)
-        batches = begin(self.inner, indices)
-        indices.latest.catch_up()
-        return self.limited(batches, skip)
-
-    def limited(self, batches: Iterator[Any], skip: int) -> Iterator[Any]:
-        """``batches`` of the innermost loader from ``skip`` on, as many as are read of the one around it."""
-        end = end_of(self.loader)
-        return batches if end is None or self.loader is self.inner else itertools.islice(batches, end - skip)
-
-    def repeat(self, skip: int) -> tuple[list[Any], Iterator[Any]]:
-        """Read the first ``skip`` batches once more: what was read ahead of them, and the rest."""
-        source = iter(self.loader)
-        deque(self.draws.repeated(source, skip), maxlen=0)
-        ahead = list(self.draws.repeated(source, self.draws.known))
-        return ahead, Reads(source, self.draws)
-
-    def _is_watched(self) -> bool:
-        """Whether its reads may draw in the midst of the epoch, in this process."""
-        if self.kind != "replay" or type(self.inner) in (list, tuple):
-            return False
-        return not (self.by_index and draws_at_once(self.inner.batch_sampler or self.inner.sampler))
-
-    def _streams(self) -> dict[str, Stream]:
-        if not self.by_index and isinstance(self.inner, DataLoader) and self.inner.num_workers:
-            return {}  # it is in the workers that its dataset draws
-        return {**global_streams(), **streams_of(generators_in(self.inner))}
-
-
-def innermost(loader: Any) -> Any:
-    """The loader whose batches the wrappers around it pass on."""
-    while isinstance(loader, Limited) or getattr(type(loader), "passes_on", False):
-        loader = loader.loader
-    return loader
-
-
-def epoch_start(loader: Any) -> dict[str, Any]:
-    """What decides the order of an epoch that is about to be read."""
-    return {"global": take_global(), **_own(innermost(loader))}
 
 
 def position(loop: Loop, reading: Reading | None) -> dict[str, Any]:
@@ -109,11 +25,11 @@ def position(loop: Loop, reading: Reading | None) -> dict[str, Any]:
     if state["kind"] == "state" and (loop.batch_idx or not _ends_for_good(inner)):
         state["state"] = inner.state_dict()
     if state["kind"] != "itself":
-        now = _own(inner)
+        now = own_state(inner)
         state |= {"now": now["generators"], "persistent": now["persistent"]}
         if loop.batch_idx and reading is not None:
             state |= {"start": reading.start, **(reading.draws.state() if reading.watched else {})}
-    evaluation = {name: _own(loader) for name, loader in _evaluation_loaders(loop)}
+    evaluation = {name: own_state(loader) for name, loader in _evaluation_loaders(loop)}
     return {**state, "evaluation": {name: own for name, own in evaluation.items() if any(own.values())}}
 
 
@@ -124,33 +40,6 @@ def restore_evaluation(loop: Loop, state: Mapping[str, Any]) -> None:
         if name in saved:
             revive(loader, saved[name]["persistent"])
             set_all(generators_in(loader), saved[name]["generators"])
-
-
-def kind_of(loader: Any) -> str:
-    """How ``loader`` gets to a place: by "itself", by its "state", or by "replay" of the epoch."""
-    inner = innermost(loader)
-    if hasattr(inner, "iter_from"):
-        return "itself"
-    both = hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")
-    return "state" if both and not is_ahead(loader) else "replay"
-
-
-def is_ahead(loader: Any) -> bool:
-    """Whether the loop has read a batch more than it has trained on."""
-    return end_of(loader) is None and getattr(loader, "reads_ahead", False)
-
-
-def end_of(loader: Any) -> int | None:
-    """How many batches are read of it at most, where that is known."""
-    size: int | None = size_of(loader)
-    return getattr(loader, "most", None) if size is None else size
-
-
-def draws_at_once(sampler: Any) -> bool:
-    """Whether ``sampler`` draws all that it needs of global random numbers when an epoch begins."""
-    if type(sampler) is BatchSampler:
-        return draws_at_once(sampler.sampler)
-    return type(sampler) in (*_AT_ONCE, list, tuple, range) or getattr(sampler, "draws_at_once", False) is True
 
 
 class Resumed:
@@ -252,11 +141,6 @@ def warn_of_workers(loader: Any, state: Mapping[str, Any]) -> None:
         "lightloop_plugins.resumable.ResumableLoader have them the same",
         stacklevel=2,
     )
-
-
-def _own(loader: Any) -> dict[str, Any]:
-    """What ``loader`` has of its own on which its next epoch depends."""
-    return {"generators": take_all(generators_in(loader)), "persistent": persistent_in(loader)}
 
 
 def _evaluation_loaders(loop: Loop) -> Iterator[tuple[str, Any]]:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lightloop import Loop
 from lightloop_plugins._sharding import SHARDING
-from lightloop_plugins.checkpoint.positions import Reading, position
+from lightloop_plugins.checkpoint.positions import position
 from lightloop_plugins.checkpoint.random_state import take_global
+from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.running import take_metrics, take_window
 from lightloop_plugins.checkpoint.strict_json import to_json
 from lightloop_plugins.checkpoint.tensors import raw

@@ -14,8 +14,9 @@ from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.handover import DIRECTORY, READING, RESUME, RESUMED, Resumption
 from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.positions import Reading, Resumed, restore_evaluation
+from lightloop_plugins.checkpoint.positions import Resumed, restore_evaluation
 from lightloop_plugins.checkpoint.random_state import set_global
+from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.record import check_same_run, finished
 from lightloop_plugins.checkpoint.remote import folder_of
 from lightloop_plugins.checkpoint.weights import FOLDER, load_path
