@@ -7,13 +7,13 @@ reads before, the stream's state is kept; between those places one read follows 
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from lightloop import warn
 from lightloop_plugins.checkpoint.streams import Stream
 
 MUCH = 2**26
@@ -111,11 +111,10 @@ class Draws:
         size = sum(len(state) for states in moved.values() for state in states.values())
         if size > MUCH and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the training data draws from the same random numbers as the model ({', '.join(moved)}): to be resumed, each "
                 f"checkpoint holds where they were at each batch, {size / 2**20:.0f} MiB by now. Give the data a generator "
                 "of its own in an attribute, or give the loader state_dict and load_state_dict",
-                stacklevel=2,
             )
         return {"reads": self.reads, "moved": {name: _packed(states) for name, states in moved.items()}}
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightloop import Loop
+from lightloop import Loop, warn
 from lightloop_plugins.checkpoint.errors import put_back
 from lightloop_plugins.checkpoint.loader_parts import generators_in, revive
 from lightloop_plugins.checkpoint.random_state import set_all, set_global
@@ -86,10 +85,9 @@ class Resumed:
         """The batches after the first ``skip``."""
         inner, kind = self.reading.inner, self.reading.kind
         if kind != self._state["kind"]:
-            warnings.warn(
+            warn(
                 f"the checkpoint was made with a loader that is resumed by {self._state['kind']}, and this "
                 f"{type(inner).__name__} is by {kind}: the order of this epoch may be another one",
-                stacklevel=2,
             )
         with put_back(f"the place in the {type(inner).__name__}", self._what):
             ahead: list[Any] = []
@@ -135,11 +133,10 @@ def warn_of_workers(loader: Any, state: Mapping[str, Any]) -> None:
         return
     if isinstance(loader.dataset, IterableDataset) and not (state.get("start") or {}).get("persistent"):
         return  # its workers begin as they began, and read what they read
-    warnings.warn(
+    warn(
         f"going on inside an epoch of a DataLoader with {loader.num_workers} workers: the order is exact, but random numbers "
         "that the dataset draws in its workers are others. Trainer(seed=...) and "
         "lightloop_plugins.resumable.ResumableLoader have them the same",
-        stacklevel=2,
     )
 
 
