@@ -1,6 +1,6 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
-from lightloop.data import batch_size, size_of, with_is_last
+from lightloop.data import size_of, with_is_last
 from lightloop.discovery import discover
 from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate
@@ -15,6 +15,7 @@ from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin
 from lightloop.plugin_options import option
 from lightloop.randomness import keep_random, seed_everything
+from lightloop.samples import batch_size, describe, is_collated
 from lightloop.signatures import Fixed, Step, bind, defined, takes
 from lightloop.stash import Key, Stash
 from lightloop.toolkit.amounts import seconds_of
@@ -22,6 +23,7 @@ from lightloop.toolkit.cadence import Every
 from lightloop.toolkit.callback import Callback
 from lightloop.toolkit.containers import map_leaves
 from lightloop.toolkit.loaders import Limited, remade
+from lightloop.toolkit.samples import take_samples
 from lightloop.toolkit.tensors import elements, find_nonfinite, frozen
 from lightloop.trainer import Result, Trainer
 from lightloop.warning import warn
@@ -57,6 +59,7 @@ __all__ = [
     "bind",
     "clip_norm_",
     "defined",
+    "describe",
     "discover",
     "elements",
     "eval_loaders",
@@ -67,6 +70,7 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "in_order",
+    "is_collated",
     "keep_random",
     "map_leaves",
     "needs_closure",
@@ -78,6 +82,7 @@ __all__ = [
     "seconds_of",
     "seed_everything",
     "size_of",
+    "take_samples",
     "takes",
     "total_norm",
     "warn",

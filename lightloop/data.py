@@ -122,20 +122,6 @@ def check_loader(loader: Any, what: str) -> None:
         raise TypeError(f"{what} must be one loader; this {type(loader).__name__} has {', '.join(map(str, loader))}")
 
 
-def batch_size(batch: Any) -> int:
-    """How many samples are in ``batch``: the first dimension of the first tensor in it, 1 where there is none."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        parts = batch
-    elif hasattr(batch, "__dict__"):
-        parts = vars(batch).values()
-    return next((batch_size(part) for part in parts if isinstance(part, (Tensor, Mapping, list, tuple))), 1)
-
-
 def _is_loader(value: Any) -> bool:
     if isinstance(value, (Tensor, str, bytes, Mapping, list, tuple)) or hasattr(value, "__array__"):
         return False  # a batch

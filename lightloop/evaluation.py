@@ -126,6 +126,7 @@ def _run_batches(loop: State, evaluation: Evaluation) -> None:
         batches = with_is_last(loader, 0, None, what, loop.wrong_lengths)
         for evaluation.batch_idx, (evaluation.batch, evaluation.is_last_batch) in enumerate(batches):
             _run_batch(loop, evaluation)
+            evaluation.batch = loop._counted = None
     evaluation.loader_name = None
 
 

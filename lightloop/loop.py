@@ -58,7 +58,7 @@ class Loop(State):
         hook = self.hook
         self.stepped = False
         self.skip_batch_reason = None if self.batch is not None else "the loader gave None"
-        self.batch = hook.move_batch(loop=self, batch=self.batch)
+        self.batch = self.piece = hook.move_batch(loop=self, batch=self.batch)
         hook.before_batch(loop=self)
         self.pieces = () if self.skip_batch_reason else hook.split_batch(loop=self)  # type: ignore[assignment]
         for self.piece_idx, self.piece in enumerate(self.pieces):
@@ -81,6 +81,7 @@ class Loop(State):
         hook.after_batch(loop=self)
         if self.stepped:
             self.metrics.step = {}
+        self.piece = self._counted = None
         self.batch_idx += 1
         self.total_batches += 1
 

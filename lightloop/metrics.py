@@ -25,19 +25,43 @@ FOLD = 256
 class Running:
     """One metric over some batches, reduced only when it is read."""
 
-    __slots__ = ("pairs", "reduce")
+    __slots__ = ("even", "folded", "pairs", "reduce")
 
-    def __init__(self, reduce: Reduce = "mean", pairs: Iterable[tuple[Number, Number]] = ()) -> None:
+    def __init__(
+        self,
+        reduce: Reduce = "mean",
+        pairs: Iterable[tuple[Number, Number]] = (),
+        *,
+        folded: int = 1,
+        even: bool = False,
+    ) -> None:
         self.reduce: Reduce = reduce
         self.pairs: list[tuple[Number, Number]] = list(pairs)
-        """``(value, weight)`` of each batch; no arithmetic happens before somebody asks."""
+        """``(value, weight)`` of each batch; nothing is computed before the metric is read."""
+        self.folded = folded
+        """How many batches are in the first pair."""
+        self.even = even
+        """Whether each batch counts as one, because the weight of some batch is not known."""
 
-    def add(self, value: Number, weight: Number = 1) -> None:
-        """Take in a scalar; many are folded into one, so that memory stays flat over an epoch."""
+    def add(self, value: Number, weight: Number | None = 1) -> None:
+        """Take in a scalar; many are folded into one, so that memory stays flat over an epoch.
+
+        With a weight of None, which is one that is not known, all batches count alike from the first one on.
+        """
+        if weight is None or self.even:
+            if not self.even:
+                self.even = True
+                self.pairs = [(value, 1 if n else self.folded) for n, (value, _) in enumerate(self.pairs)]
+            weight = 1
         self.pairs.append((value, weight))
         if len(self.pairs) >= FOLD:
             total, weight = self.parts()
+            self.folded += len(self.pairs) - 1
             self.pairs = [(_mean(total, weight) if self.reduce == "mean" else total, weight)]
+
+    def copy(self) -> Running:
+        """Another one with the same values, which goes on by itself."""
+        return Running(self.reduce, self.pairs, folded=self.folded, even=self.even)
 
     def parts(self) -> tuple[Number, Number]:
         """``(total, weight)``: the metric is their quotient for a mean, else the total alone."""
@@ -86,7 +110,7 @@ class Metrics:
         epoch: bool,
         bar: bool = False,
         reduce: Reduce = "mean",
-        weight: Number = 1,
+        weight: Number | None = 1,
         copy: bool = True,
     ) -> None:
         """Take in one value of a metric; it must be a number or a tensor of one element, which stays where it is.

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightloop.control import Control
-from lightloop.data import batch_size, check_loader, size_of
+from lightloop.data import check_loader, size_of
 from lightloop.dispatch import Relay
 from lightloop.gradients import Weight
 from lightloop.metrics import Metrics, Number, Reduce, Running
 from lightloop.optimizers import Schedule
 from lightloop.plugin import Plugin
+from lightloop.samples import batch_size, checked, describe, is_collated
 from lightloop.signatures import Argument, Step
 from lightloop.stash import Stash
 from lightloop.warning import warn
@@ -78,6 +79,7 @@ class State(Control):
         self.is_last_batch = False
         self.pieces: Sequence[Any] = ()
         self.piece: Any = None
+        """What goes forward: the whole batch until it is split, None between two batches."""
         self.piece_idx = 0
         self.optimizer_idx: int | None = None
         self.optimizer: Optimizer
@@ -109,6 +111,9 @@ class State(Control):
         self.evaluation_arguments: dict[str, Argument] = {}
         """What plugins offer to the steps of evaluation by name, beside ``lightloop.evaluation.ARGUMENTS``."""
         self.training_step: Step | None = None
+        self._counted: tuple[Any, int | None] | None = None
+        self._uncounted: set[Stage] = set()
+        """The stages in which it has been said that samples cannot be counted."""
         self._norms: dict[float, Tensor] = {}
         self._seeds: dict[Any, Tensor] = {}
         self._replays: list[bool] = []
@@ -187,7 +192,8 @@ class State(Control):
             on_epoch: keep it for the mean over the epoch, or over the pass in evaluation, which has nothing else.
             prog_bar: show it on progress bars.
             reduce: how the batches of a window, an epoch or a pass become one number.
-            weight: what the batch counts for in a mean; the default is its number of samples over an epoch.
+            weight: what the batch counts for in a mean; over an epoch, the default is its number of samples, as
+                :meth:`samples_in` says.
             copy: keep a copy, since ``loss += penalty``, or a step that moves a logged parameter, would change what was
                 logged. Without one, a scalar that is in no graph and that nobody changes costs a third.
         """
@@ -202,9 +208,49 @@ class State(Control):
         elif on_step is None:
             on_step = not on_epoch
         if weight is None:
-            weight = batch_size(self.piece if evaluating is None else evaluating.batch) if on_epoch else 1
+            weight = self.weight_of_batch(name) if on_epoch and reduce == "mean" else 1
         step, epoch = on_step, bool(on_epoch)
         self.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, reduce=reduce, weight=weight, copy=copy)
+
+    def samples_in(self, batch: Any) -> int | None:
+        """How many samples are in ``batch``, of this run; None where that cannot be known.
+
+        A module that defines ``batch_size(batch)`` is asked; for others see :func:`lightloop.batch_size`.
+        """
+        if self._counted is None or self._counted[0] is not batch:
+            say = getattr(self.module, "batch_size", None)
+            if callable(say):
+                size = checked(say(batch), self.module_name)
+            else:
+                evaluation = self.evaluation
+                loader = self.train_loader if evaluation is None else evaluation.loaders[evaluation.loader_name]
+                size = batch_size(batch, collated=is_collated(loader))
+            self._counted = batch, size
+        return self._counted[1]
+
+    def set_samples(self, batch: Any, size: int) -> None:
+        """Say that ``batch``, which is about to be the piece, has ``size`` samples: who made it of others knows."""
+        self._counted = batch, size
+
+    def weight_of_batch(self, name: str) -> int | None:
+        """What the batch at hand counts for in the epoch's mean of the metric ``name``: its samples; 1 outside a batch.
+
+        None, with a warning once in each stage, where its samples cannot be counted.
+        """
+        evaluating = self.evaluation
+        batch = self.piece if evaluating is None else evaluating.batch
+        if batch is None:
+            return 1
+        size, stage = self.samples_in(batch), self.stage if evaluating is None else evaluating.stage
+        if size is None and stage not in self._uncounted:
+            self._uncounted.add(stage)
+            warnings.warn(
+                f"the mean of metric {name!r} over the {'epoch' if evaluating is None else 'pass'} counts each batch as one, "
+                f"as it cannot be known how many samples are in {describe(batch)} (at {self.place()}): give "
+                f"log(..., weight=samples), or define {self.module_name}.batch_size(batch)",
+                stacklevel=5,
+            )
+        return size
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Hand numbers to the loggers, under today's ``global_step``; only the main rank writes."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from lightloop import Loop, Plugin, Trainer, batch_size, hookimpl, option
+from lightloop import Loop, Plugin, Trainer, describe, hookimpl, option
 from lightloop_plugins._trial import Trial, free_memory, is_out_of_memory, run
 
 
@@ -39,7 +39,8 @@ def batch_size_find(
         steps: of each trial. The first steps of some optimizers need less memory than those that follow.
 
     Raises:
-        ValueError: if a number makes no sense, the module has no such attribute, or ``start`` is too much already.
+        ValueError: if a number makes no sense, the module has no such attribute, ``start`` is too much already, or it cannot
+            be known how many samples are in a batch.
     """
     for name, value in (("start", start), ("steps", steps), *((("limit", limit),) if limit is not None else ())):
         if value < 1:
@@ -106,6 +107,12 @@ def _largest_batch(
         failed = False
     del model
     free_memory()  # out here, where no traceback holds what the attempt had
+    if not failed and trial.largest == 1 < size and trial.several:
+        asked = f"self.{attribute} is" if make_loader is None else "make_loader is asked for"
+        raise ValueError(
+            f"batch_size_find: {asked} {size}, and each batch has one sample by its form: make batches of so many, or define "
+            f"batch_size(batch) on {type(module).__name__}"
+        )
     return None if failed else trial.largest
 
 
@@ -116,11 +123,18 @@ class Steps(Trial):
     displaces = (*Trial.displaces, "split_on_oom")
 
     def check(self) -> None:
-        self.steps, self.largest = 1, 0
+        self.steps, self.largest, self.several = 1, 0, False
 
     @hookimpl
     def before_batch(self, loop: Loop) -> None:
-        self.largest = max(self.largest, batch_size(loop.batch))
+        size = loop.samples_in(loop.batch)
+        if size is None:
+            raise ValueError(
+                f"batch_size_find cannot know how many samples are in {describe(loop.batch)}: define batch_size(batch) on "
+                f"{loop.module_name}"
+            )
+        self.largest = max(self.largest, size)
+        self.several = loop.num_batches != 1
 
     def go_on(self, loop: Loop) -> bool:
         return loop.global_step + loop.skipped_steps < self.steps

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
 
-from lightloop import Loop, Plugin, batch_size, hookimpl, option
+from lightloop import Loop, Plugin, describe, hookimpl, option
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ class Throughput(Plugin):
 
     They are means over the last ``window`` batches, by the clock of the host and without waiting for the device; over a
     window longer than what the device has queued, that is the device's speed. Evaluation is not counted. Samples are those
-    of this process.
+    of this process; where they cannot be counted, that is said, and they are not logged.
     """
 
     name = "throughput"
@@ -48,11 +49,13 @@ class Throughput(Plugin):
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
         now = perf_counter()
-        self._batches.append((now - self._end, self._waited, batch_size(loop.batch), loop.global_step - self._step))
+        size = self._count(loop) if self._counts else 0
+        self._batches.append((now - self._end, self._waited, size, loop.global_step - self._step))
         self._end, self._step = now, loop.global_step
         if loop.stepped:
             seconds, waited, samples, steps = (sum(column) for column in zip(*self._batches, strict=True))
-            loop.log("throughput/samples_per_second", samples / seconds)
+            if self._counts:
+                loop.log("throughput/samples_per_second", samples / seconds)
             loop.log("throughput/batches_per_second", len(self._batches) / seconds)
             loop.log("throughput/steps_per_second", steps / seconds)
             loop.log("throughput/seconds_per_step", seconds / steps)
@@ -65,6 +68,17 @@ class Throughput(Plugin):
     @hookimpl
     def after_evaluation(self, loop: Loop) -> None:
         self._end += perf_counter() - self._aside
+
+    def _count(self, loop: Loop) -> int:
+        size = None if loop.batch is None else loop.samples_in(loop.batch)
+        if size is None and loop.batch is not None:
+            self._counts = False
+            warnings.warn(
+                f"throughput cannot know how many samples are in {describe(loop.batch)} (at {loop.place()}), and logs no "
+                f"samples per second: define batch_size(batch) on {loop.module_name}",
+                stacklevel=3,
+            )
+        return size or 0
 
     def _timed(self, batches: Iterable[T]) -> Iterator[T]:
         reading = iter(batches)
@@ -79,5 +93,5 @@ class Throughput(Plugin):
 
     def _clear(self, step: int) -> None:
         self._batches: deque[tuple[float, float, int, int]] = deque(maxlen=self.window)
-        self._step = step
+        self._step, self._counts = step, True
         self._end = self._waited = self._aside = 0.0

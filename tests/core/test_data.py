@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import namedtuple
-from dataclasses import dataclass
 
 import numpy
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightloop import batch_size, size_of, with_is_last
+from lightloop import size_of, with_is_last
 from lightloop.data import as_loaders, check_loader
 
 X = torch.zeros(3, 2)
@@ -166,33 +164,3 @@ def test_what_cannot_be_read(data):
 @pytest.mark.parametrize("data", [[], [X], range(3), Drawn(2), DataLoader(TensorDataset(X)), Endless()])
 def test_what_can_be_read(data):
     check_loader(data, "the data")
-
-
-Pair = namedtuple("Pair", "x y")
-
-
-@dataclass
-class Batch:
-    label: str
-    x: torch.Tensor
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (X, 3),
-        (torch.tensor(1.0), 1),
-        ((X, torch.zeros(5)), 3),
-        ([torch.zeros(5), X], 5),
-        ({"text": "a", "x": X}, 3),
-        (Pair(X, X), 3),
-        (Batch("a", X), 3),
-        ({"a": {"b": [X]}}, 3),
-        ("text", 1),
-        (None, 1),
-        ([], 1),
-        (7, 1),
-    ],
-)
-def test_how_large_a_batch_is(batch, size):
-    assert batch_size(batch) == size

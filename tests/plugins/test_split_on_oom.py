@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
 
-from lightloop import Module, Plugin, Trainer, hookimpl
+from lightloop import Module, Plugin, Trainer, batch_size, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches
 from lightloop_plugins.split_on_oom.pieces import cut
 
@@ -246,12 +246,13 @@ class Sample:
     tags: list[str]
 
 
-def parts(batch, pieces, module=None):
-    class loop:
-        pass
+def parts(batch, pieces):
+    return [part for part, _ in cut(batch, batch_size(batch), pieces)]
 
-    loop.module = module or torch.nn.Linear(1, 1)
-    return list(cut(loop, batch, pieces))
+
+class Declared:
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
 
 
 def test_batches_of_many_forms_are_cut():
@@ -264,16 +265,87 @@ def test_batches_of_many_forms_are_cut():
     assert (first["y"][1].item(), first["names"], first["n"]) == (1.0, ["a", "b"], None)
     _, second = parts(Sample(x, list("abcd")), 2)
     assert (second.x.tolist(), second.tags) == ([2, 3], ["c", "d"])
-    with pytest.raises(TypeError, match="cannot cut a PackedSequence: define cut_batch"):
-        parts((x, pack_sequence([x])), 2)
 
 
-def test_a_module_may_cut_its_batches_itself():
-    class own(torch.nn.Linear):
-        def cut_batch(self, batch, pieces):
-            return [batch[index::pieces] for index in range(pieces)]
+@pytest.mark.parametrize("make", [lambda n: pack_sequence([torch.ones(2)] * n), Declared])
+def test_a_batch_of_which_the_samples_cannot_be_taken_is_refused(make):
+    with pytest.raises(ValueError, match=r"part '1' is a .*, and cannot be cut into 4 samples. Define cut_batch"):
+        parts((torch.ones(4), make(4)), 2)
 
-    assert [part.tolist() for part in parts(torch.arange(4), 2, own(1, 1))] == [[0, 2], [1, 3]]
+
+class Sums(Module):
+    """Adds up all that is in a batch, for which there is memory if it is of few samples; ``seen`` has their numbers."""
+
+    room = 2
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(()))
+        self.seen = []
+
+    def training_step(self, batch):
+        samples = list(batch)
+        self.seen.append(len(samples))
+        if len(samples) > self.room:
+            raise torch.OutOfMemoryError("out of memory, says the test")
+        return self.w * sum(sample.sum() for sample in samples) / len(samples)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1.0)
+
+
+class CutsItself(Sums):
+    def cut_batch(self, batch, pieces):
+        size = -(-len(batch) // pieces)
+        return [batch[first : first + size] for first in range(0, len(batch), size)]
+
+    def batch_size(self, batch):
+        return len(batch)
+
+
+IMAGES = [torch.full((3, 2, 4), value) for value in (1.0, 2.0, 3.0, 4.0)]
+
+
+@pytest.mark.parametrize(("module", "data"), [(Sums, IMAGES), (CutsItself, IMAGES), (CutsItself, tuple(IMAGES))])
+def test_a_list_of_images_is_cut_by_images(module, data):
+    module = module()
+    fit(module, [data])
+    assert (module.seen, module.w.item()) == ([4, 2, 2], -60.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [tuple(IMAGES), IMAGES[:2], {"a": torch.ones(4, 5), "b": torch.ones(5, 4)}, [[IMAGES[0], 1], [IMAGES[1], 0]]],
+)
+def test_a_batch_of_unknown_size_is_an_error_that_says_what_to_define(data):
+    class Lacks(Sums):
+        def training_step(self, batch):
+            raise torch.OutOfMemoryError("out of memory, says the test")
+
+    with pytest.raises(ValueError, match=r"memory ran out, and split_on_oom cannot know how many samples") as caught:
+        fit(Lacks(), [data])
+    assert "Define cut_batch(self, batch, pieces) on the module" in str(caught.value)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_pieces_of_unknown_size_are_weighed_by_the_step_or_refused():
+    class Unknown(CutsItself):
+        batch_size = None
+
+    with pytest.raises(ValueError, match="cannot know how many samples are in a piece"):
+        fit(Unknown(), [tuple(IMAGES)])
+
+    class Weighs(Unknown):
+        def training_step(self, batch):
+            return {"loss": super().training_step(batch), "weight": len(batch)}
+
+    module = Weighs()
+    fit(module, [tuple(IMAGES)])
+    assert module.w.item() == -60.0
+    module.room = 0
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        fit(module, [tuple(IMAGES)])
+    assert "split_on_oom: even with this batch of 4 cut into 4 pieces" in caught.value.__notes__
 
 
 def test_optimizers_that_replay_are_refused():

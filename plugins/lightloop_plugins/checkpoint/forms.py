@@ -29,7 +29,15 @@ RANDOM: Form = {
 }
 NUMBER: Form = (int, float, {"device": str, "tensor": Tensor}, {"fraction": [int, POSITIVE]})
 NUMBERS: Form = ({"device": str, "stacked": Tensor}, {"numbers": [NUMBER]})
-RUNNING: Form = {str: {"reduce": {"mean", "sum", "min", "max", "last"}, "values": NUMBERS, "weights": NUMBERS}}
+RUNNING: Form = {
+    str: {
+        "reduce": {"mean", "sum", "min", "max", "last"},
+        "values": NUMBERS,
+        "weights": NUMBERS,
+        "folded?": COUNT,
+        "even?": bool,
+    }
+}
 PLUGINS: Form = {str: {"version": COUNT, "state": {str: object}}}
 WINDOW: Form = {
     "planned": POSITIVE,

@@ -76,11 +76,13 @@ def apply_metrics(loop: Loop, saved: Mapping[str, Any]) -> None:
 
 def _take_running(running: Running) -> dict[str, Any]:
     values, weights = [value for value, _ in running.pairs], [weight for _, weight in running.pairs]
-    return {"reduce": running.reduce, "values": _pack(values), "weights": _pack(weights)}
+    counts = {"folded": running.folded, "even": running.even}
+    return {"reduce": running.reduce, "values": _pack(values), "weights": _pack(weights), **counts}
 
 
 def _running(saved: Mapping[str, Any]) -> Running:
-    return Running(saved["reduce"], zip(_unpack(saved["values"]), _unpack(saved["weights"]), strict=True))
+    pairs = zip(_unpack(saved["values"]), _unpack(saved["weights"]), strict=True)
+    return Running(saved["reduce"], pairs, folded=saved.get("folded", 1), even=saved.get("even", False))
 
 
 def _pack(numbers: list[Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, batch_size
+from lightloop import Loop
 
 
 class Log:
@@ -62,7 +62,9 @@ class Log:
         if step and sync_dist and loop.world.size > 1:
             value = loop.world.reduce(torch.as_tensor(value), "mean")
         how = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", repr(reduce_fx))
-        weight = batch_size if batch_size is not None else self._batch_size() if epoch else 1
+        weight: int | None = 1
+        if epoch and how == "mean":
+            weight = loop.weight_of_batch(name) if batch_size is None else batch_size
         loop.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, reduce=how, weight=weight)  # type: ignore[arg-type]
 
     def compute(self) -> None:
@@ -83,10 +85,6 @@ class Log:
         assert evaluation is not None
         several = evaluation.loader_name is not None and add_dataloader_idx
         return f"{name}/dataloader_idx_{evaluation.loader_idx}" if several else name
-
-    def _batch_size(self) -> int:
-        evaluation = self._loop.evaluation
-        return batch_size(self._loop.piece if evaluation is None else evaluation.batch)
 
     def __reduce__(self) -> Any:  # a copy of a module that is made in a run logs nothing
         return _get_unheard, ()

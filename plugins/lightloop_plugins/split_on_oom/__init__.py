@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, batch_size, hookimpl, needs_closure, option
+from lightloop import Loop, Plugin, defined, describe, hookimpl, is_collated, needs_closure, option
 from lightloop_plugins._trial import is_out_of_memory
-from lightloop_plugins.split_on_oom.pieces import Gradients, add_gradients, cut, remember, take_gradients
+from lightloop_plugins.split_on_oom.pieces import REMEDY, Gradients, add_gradients, cut, remember, take_gradients
 
 
 @dataclasses.dataclass
@@ -29,14 +29,14 @@ class Gathered:
 class SplitOnOOM(Plugin):
     """Cut a batch for which memory ran out into 2, 4, 8 … pieces, so that their mean gradient is that of the batch.
 
-    Each attempt cuts the original batch anew, along the first dimension of its tensors, and begins with the random numbers
-    and the logged values with which the first one began. Its pieces go forward and backward one after another, each
+    Each attempt cuts the original batch anew, tensors along their first dimension and lists of samples by their items, and
+    begins with the random numbers and the logged values with which the first one began. Its pieces go forward and backward one after another, each
     weighted by its samples, or by the ``weight`` that the training step reports. What was needed once is used from then
     on, until the fit ends. A loss that is no mean over samples, or a layer that looks at the whole batch (batch
     normalization), gives another gradient for pieces than for the whole.
 
-    A module that defines ``cut_batch(batch, pieces)`` cuts by itself, where tensors of one first dimension are not what a
-    batch is made of.
+    Where it cannot be known which samples are in a batch, memory that runs out is an error that asks for
+    ``cut_batch(batch, pieces)``; a module that defines it cuts by itself.
 
     Attributes:
         pieces: into how many a batch is cut now.
@@ -130,7 +130,7 @@ class SplitOnOOM(Plugin):
         """Ask for twice as many pieces after ``error``, or let it go on if that is not what it is about, or no use."""
         if not is_out_of_memory(error):
             raise error
-        size = batch_size(loop.piece)
+        size = self._most_pieces(loop, error)
         if self.pieces >= size:
             error.add_note(f"split_on_oom: even with this batch of {size} cut into {self.pieces} pieces")
             raise error
@@ -138,20 +138,57 @@ class SplitOnOOM(Plugin):
         error.__traceback__ = None  # it holds what the attempt had on the device
         loop.output = loop.loss = None
 
+    def _most_pieces(self, loop: Loop, error: Exception) -> int:
+        """Into how many pieces the batch can be cut: as many as it has samples, or as its module makes of it."""
+        size = loop.samples_in(loop.piece)
+        if size is None and (own := defined(loop.module, "cut_batch")) is not None:
+            return sum(1 for _ in own(loop.piece, 2 * self.pieces))
+        if size is None:
+            raise ValueError(
+                f"memory ran out, and split_on_oom cannot know how many samples are in {describe(loop.piece)} "
+                f"(at {loop.place()}). {REMEDY}"
+            ) from error
+        return size
+
+    def _parts(self, loop: Loop) -> Iterable[Any]:
+        own, batch = defined(loop.module, "cut_batch"), loop.piece
+        if own is not None:
+            return own(batch, self.pieces)  # type: ignore[no-any-return]
+        size = loop.samples_in(batch)
+        if size is None:
+            raise ValueError(
+                f"split_on_oom cannot know how many samples are in {describe(batch)} (at {loop.place()}). {REMEDY}"
+            )
+        return self._counted(loop, cut(batch, size, self.pieces, is_collated(loop.train_loader)))
+
+    def _counted(self, loop: Loop, parts: Iterable[tuple[Any, int]]) -> Iterator[Any]:
+        for part, size in parts:
+            loop.set_samples(part, size)
+            yield part
+
+    def _weight(self, loop: Loop, weight: Any) -> Any:
+        """What the piece counts for: what the training step reports, or its samples."""
+        if weight is None and (weight := loop.samples_in(loop.piece)) is None:
+            raise ValueError(
+                f"split_on_oom cannot know how many samples are in a piece, {describe(loop.piece)} (at {loop.place()}): "
+                "return {'loss': loss, 'weight': samples} from training_step, or define batch_size(batch) on the module"
+            )
+        return weight
+
     def _in_pieces(self, loop: Loop) -> Any:
         """Go through the piece in smaller ones, and return what the training step would have returned."""
         whole, seed, output, losses, weights = loop.piece, loop.seed, None, [], []
         before, gathered = take_gradients(loop), []
         self._inside = True
         try:
-            for loop.piece in cut(loop, whole, self.pieces):
+            for loop.piece in self._parts(loop):
                 output = loop.training_step(loop)  # type: ignore[misc]
                 loss, weight = output, None
                 if isinstance(output, Mapping):
                     loss, weight = output["loss"], output.get("weight")
                 if loss is None:
                     continue
-                weights.append(batch_size(loop.piece) if weight is None else weight)
+                weights.append(self._weight(loop, weight))
                 losses.append(loss.detach() * weights[-1])
                 loop.loss, loop.seed = loss, torch.as_tensor(weights[-1]).to(loss).reshape(loss.shape)
                 loop.hook.backward(loop=loop)

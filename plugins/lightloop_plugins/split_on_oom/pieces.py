@@ -7,58 +7,48 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
-from lightloop import Loop, batch_size, defined, keep_random, map_leaves
+from lightloop import Loop, keep_random, take_samples
 from lightloop_plugins._trial import free_memory
 
 Gradients = list[tuple[Tensor, Tensor]]
 """Parameters with gradients that were taken off them."""
+REMEDY = "Define cut_batch(self, batch, pieces) on the module; it returns the batch in so many pieces"
 
 
 def remember(loop: Loop) -> Callable[[], None]:
     """What puts random numbers and logged values back to where they are now, and frees what failed attempts held."""
     random, metrics = keep_random(), loop.metrics
-    kept = [{name: list(one.pairs) for name, one in each.items()} for each in (metrics.step, metrics.epoch)]
+    kept = [{name: one.copy() for name, one in each.items()} for each in (metrics.step, metrics.epoch)]
     latest, updates = dict(metrics.latest), dict(metrics.updates)
 
     def rewind() -> None:
         free_memory()
         random()
-        for each, pairs in zip((metrics.step, metrics.epoch), kept, strict=True):
-            for name in [name for name in each if name not in pairs]:
-                del each[name]
-            for name, one in each.items():
-                one.pairs = list(pairs[name])
+        for each, before in zip((metrics.step, metrics.epoch), kept, strict=True):
+            each.clear()
+            each.update({name: one.copy() for name, one in before.items()})
         metrics.latest, metrics.updates = dict(latest), dict(updates)
 
     return rewind
 
 
-def cut(loop: Loop, batch: Any, pieces: int) -> Iterator[Any]:
-    """The batch in ``pieces`` whose sizes differ by one at most; fewer where it has fewer samples."""
-    own = defined(loop.module, "cut_batch")
-    if own is not None:
-        yield from own(batch, pieces)
-        return
-    size = batch_size(batch)
+def cut(batch: Any, size: int, pieces: int, collated: bool = False) -> Iterator[tuple[Any, int]]:
+    """The batch of ``size`` samples in ``pieces``, each with its size; these differ by one at most.
+
+    There are fewer where the batch has fewer samples.
+
+    Raises:
+        ValueError: if it cannot be said of some part of the batch to which samples it belongs.
+    """
     pieces = min(pieces, size)
     for piece in range(pieces):
-        yield _part(batch, size, size * piece // pieces, size * (piece + 1) // pieces)
-
-
-def _part(batch: Any, size: int, first: int, end: int) -> Any:
-    def listed(value: Any, path: str) -> bool:
-        """Whether it has one entry for each sample, and no tensor."""
-        return isinstance(value, list) and len(value) == size and not any(isinstance(x, (Tensor, list)) for x in value)
-
-    def part(value: Any, path: str) -> Any:
-        if isinstance(value, PackedSequence):
-            raise TypeError("split_on_oom cannot cut a PackedSequence: define cut_batch(batch, pieces) on the module")
-        whole = isinstance(value, Tensor) and value.ndim and value.shape[0] == size
-        return value[first:end] if whole or listed(value, path) else value
-
-    return map_leaves(part, batch, is_leaf=listed)
+        first, end = size * piece // pieces, size * (piece + 1) // pieces
+        try:
+            part = take_samples(batch, size, first, end, collated=collated)
+        except ValueError as error:
+            raise ValueError(f"split_on_oom cannot cut a batch: {error}. {REMEDY}") from None
+        yield part, end - first
 
 
 def take_gradients(loop: Loop) -> Gradients:
