@@ -244,11 +244,10 @@ class State(Control):
         size, stage = self.samples_in(batch), self.stage if evaluating is None else evaluating.stage
         if size is None and stage not in self._uncounted:
             self._uncounted.add(stage)
-            warnings.warn(
+            warn(
                 f"the mean of metric {name!r} over the {'epoch' if evaluating is None else 'pass'} counts each batch as one, "
                 f"as it cannot be known how many samples are in {describe(batch)} (at {self.place()}): give "
-                f"log(..., weight=samples), or define {self.module_name}.batch_size(batch)",
-                stacklevel=5,
+                f"log(..., weight=samples), or define {self.module_name}.batch_size(batch)"
             )
         return size
 

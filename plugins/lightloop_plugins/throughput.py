@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
 
-from lightloop import Loop, Plugin, describe, hookimpl, option
+from lightloop import Loop, Plugin, describe, hookimpl, option, warn
 
 T = TypeVar("T")
 
@@ -73,10 +72,9 @@ class Throughput(Plugin):
         size = None if loop.batch is None else loop.samples_in(loop.batch)
         if size is None and loop.batch is not None:
             self._counts = False
-            warnings.warn(
+            warn(
                 f"throughput cannot know how many samples are in {describe(loop.batch)} (at {loop.place()}), and logs no "
-                f"samples per second: define batch_size(batch) on {loop.module_name}",
-                stacklevel=3,
+                f"samples per second: define batch_size(batch) on {loop.module_name}"
             )
         return size or 0
 
