@@ -73,11 +73,21 @@ class Hooks:
         """
 
     @hookspec(firstresult=True)
+    def epoch_batches(self, loop: Loop, epoch: int) -> float | None:
+        """How many batches epoch number ``epoch`` will have, if it runs to its end; infinity where that cannot be known.
+
+        When: when ``loop.total_steps`` is asked for, and for the current epoch as its windows are planned.
+        Default: the length of the training loader as it is now.
+        Order: answer where epochs differ in length, as in a curriculum; wrap it to bound what others answer.
+        """
+
+    @hookspec(firstresult=True)
     def epoch_steps(self, loop: Loop, epoch: int) -> float | None:
         """How many steps epoch number ``epoch`` will have, if it runs to its end; infinity where that cannot be known.
 
-        When: when somebody asks for ``loop.total_steps``.
-        Default: one for each batch.
+        When: when ``loop.total_steps`` is asked for.
+        Default: one for each of ``epoch_batches``.
+        Order: a plugin that groups batches answers with the windows that ``epoch_batches`` come to.
         """
 
     @hookspec(firstresult=True)
@@ -146,6 +156,17 @@ class Hooks:
         When: before forward, so that whoever reduces gradients can know.
         Default: False.
         Order: the first True counts; answer None, not False, where you have no need of holding.
+        """
+
+    @hookspec(firstresult=True)
+    def plan_window(self, loop: Loop) -> int | None:
+        """How many batches the window that this piece begins will hold, as far as that is known.
+
+        When: where the window stays open, after hold_step and until a piece has added a gradient; ``loop.window.batches``
+            have begun in it.
+        Default: 1.
+        Order: each gradient is divided by the answer as it is added. Where the window comes to hold another number, the loop
+            corrects the mean when it closes: a wrong answer costs a multiplication and changes no result.
         """
 
     @hookspec(firstresult=True)

@@ -72,6 +72,8 @@ class Loop(State):
                 self.select(self.optimizer_idx)
                 self.window.batches += self.piece_idx == 0
                 self.held = bool(hook.hold_step(loop=self))
+                if not self.window.contributions:
+                    self.window.planned = hook.plan_window(loop=self) if self.held else 1  # type: ignore[assignment]
                 self.run_forward()
                 if self.loss is not None:
                     self.run_backward()

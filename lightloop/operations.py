@@ -36,8 +36,12 @@ class Operations:
         return loop.epoch < 1
 
     @hookimpl
-    def epoch_steps(self, loop: Loop) -> float:
+    def epoch_batches(self, loop: Loop) -> float:
         return math.inf if loop.num_batches is None else loop.num_batches
+
+    @hookimpl
+    def epoch_steps(self, loop: Loop, epoch: int) -> float | None:
+        return loop.hook.epoch_batches(loop=loop, epoch=epoch)
 
     @hookimpl
     def total_steps(self, loop: Loop) -> float | None:
@@ -62,6 +66,10 @@ class Operations:
     @hookimpl
     def hold_step(self, loop: Loop) -> bool:
         return False
+
+    @hookimpl
+    def plan_window(self, loop: Loop) -> int:
+        return 1
 
     @hookimpl
     def forward(self, loop: Loop) -> Any:

@@ -42,7 +42,7 @@ class Window:
     """
 
     planned: int = 1
-    """How many batches it is to hold; whoever holds steps says so before the first of them goes forward."""
+    """How many batches it is to hold, as plan_window says before the first of them goes forward."""
     batches: int = 0
     """How many batches have begun in it."""
     contributions: int = 0

@@ -21,7 +21,7 @@ class Accumulate(Plugin):
     before = ("tbptt",)
     offers: ClassVar[Mapping[str, str]] = {"accumulate_grad_batches": "factor"}
     disturbs = ("gradients", "parameters")
-    transient = ("schedule", "factor", "_warned")
+    transient = ("schedule", "factor", "_size", "_warned")
 
     batches: int | Mapping[int, int] = option(
         1,
@@ -37,6 +37,7 @@ class Accumulate(Plugin):
         if not self.schedule:
             raise self.refuse("batches", "a schedule with at least one epoch")
         self.factor = self.schedule.get(0, 1)
+        self._size = math.inf
         self._warned = False
 
     @hookimpl
@@ -46,34 +47,31 @@ class Accumulate(Plugin):
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
         self.factor = self._factor(loop.epoch)
-        size = loop.num_batches
-        if size is not None and size < self.factor and not self._warned:
+        self._size = size = loop.hook.epoch_batches(loop=loop, epoch=loop.epoch) or math.inf
+        if size < self.factor and not self._warned:
             self._warned = True
             warn(
-                f"accumulate_grad_batches={self.factor} is more than the {size} batches of an epoch: "
+                f"accumulate_grad_batches={self.factor} is more than the {size:.0f} batches of an epoch: "
                 "each epoch is one window, and its gradient the mean over those",
             )
 
     @hookimpl
     def epoch_steps(self, loop: Loop, epoch: int) -> float:
-        return math.inf if loop.num_batches is None else math.ceil(loop.num_batches / self._factor(epoch))
+        batches = loop.hook.epoch_batches(loop=loop, epoch=epoch)
+        return math.inf if batches in (None, math.inf) else math.ceil(batches / self._factor(epoch))
 
     @hookimpl
     def hold_step(self, loop: Loop) -> bool | None:
-        window = loop.window
-        if not window.contributions:
-            window.planned = self._size(loop)
         if self.factor == 1:  # each piece of a batch may be a window of its own
             return None
-        full = window.batches >= self.factor or loop.is_last_batch
+        full = loop.window.batches >= self.factor or loop.is_last_batch
         return None if full and loop.piece_idx == len(loop.pieces) - 1 else True
+
+    @hookimpl
+    def plan_window(self, loop: Loop) -> int:
+        rest = self.factor - max(0, loop.window.batches - 1)
+        return int(max(1, min(rest, self._size - loop.batch_idx)))
 
     def _factor(self, epoch: int) -> int:
         started = [start for start in self.schedule if start <= epoch]
         return self.schedule[max(started)] if started else 1
-
-    def _size(self, loop: Loop) -> int:
-        """How many batches the window will hold, as far as that is known."""
-        rest = self.factor - max(0, loop.window.batches - 1)
-        left = loop.num_batches
-        return max(1, rest if left is None else min(rest, left - loop.batch_idx))

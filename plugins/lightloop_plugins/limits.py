@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator
 from fractions import Fraction
 from typing import Any
@@ -58,6 +59,13 @@ class Limits(Plugin):
         if limit == 1 and loop.world.is_main:
             log.info("limit_%s_batches=1 reads one batch; 1.0 would read all of them", field)
         return Limited(loader, int(limit))
+
+    @hookimpl(wrapper=True)
+    def epoch_batches(self, loop: Loop) -> Generator[None, float | None, float | None]:
+        batches = yield
+        if batches is None or self.train == 1.0 or batches == loop.num_batches:  # a length that is limited already
+            return batches
+        return min(batches, self.train) if isinstance(self.train, int) else math.inf
 
     def _part(self, size: int | None, fraction: float, field: str) -> int:
         """How many of ``size`` batches a fraction is, rounded down."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Generator
+
 from lightloop import Loop, Plugin, hookimpl, option
 
 
@@ -12,7 +15,7 @@ class ReloadData(Plugin):
     """
 
     name = "reload_data"
-    before = ("set_epoch",)
+    before = ("accumulate", "set_epoch")
     state = ("loaded_at",)
 
     epochs: int | bool = option(
@@ -30,6 +33,13 @@ class ReloadData(Plugin):
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         self.loaded_at = 0
+
+    @hookimpl(wrapper=True)
+    def epoch_batches(self, loop: Loop, epoch: int) -> Generator[None, float | None, float | None]:
+        batches = yield
+        if batches != loop.num_batches or epoch - self.loaded_at < self.epochs:
+            return batches  # somebody knows it, or it is that of the loader which is there
+        return math.inf  # the next loader may have another length
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:

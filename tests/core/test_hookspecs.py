@@ -79,6 +79,7 @@ class Asking(Plugin):
 def test_every_hook_is_called_by_some_run():
     recorder = Recorder()
     Trainer(["-*", recorder, Asking()]).fit(Probe(), probe_batches(3))
+    Trainer(["-*", recorder], accumulate_grad_batches=2).fit(Probe(), probe_batches(3))
     Trainer(["-*", recorder]).validate(TinyClassifier(), classification_batches(1))
     stop = type("Stop", (Plugin,), {"name": "stop", "after_batch": hookimpl(lambda self, loop: loop.stop("x"))})
     Trainer(["-*", recorder, stop]).fit(Probe(), probe_batches(3))

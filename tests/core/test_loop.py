@@ -18,9 +18,10 @@ PIECE = ["hold_step", "forward", "after_forward", "before_backward", "backward",
 STEP = ["reduce_gradients", "unscale_gradients", "before_step", "step", "after_step", "zero_grad"]
 BEGIN = ["setup", "prepare_loader", "configure_optimizers", "zero_grad", "before_fit"]
 EPOCH = ["epochs_remain", "before_epoch", "read_batches"]
+LENGTH = ["epochs_remain", "before_epoch", "epoch_batches", "read_batches"]  # asked by who accumulates
 END = ["epochs_remain", "after_fit", "teardown"]
 BETWEEN = ["between_batches"]
-HELD = [*BATCH, *PIECE, "after_batch"]
+HELD = [*BATCH, PIECE[0], "plan_window", *PIECE[1:], "after_batch"]  # the first batch of a window
 STEPPED = [*BATCH, *PIECE, *STEP, "after_batch"]
 
 
@@ -56,8 +57,8 @@ def at(hook: str, **when: Any) -> Any:
 def test_every_event_of_two_epochs_with_accumulation():
     assert events(Probe(), probe_batches(3), accumulate_grad_batches=2, max_epochs=2) == [
         *BEGIN,
-        *(EPOCH + HELD + BETWEEN + STEPPED + BETWEEN + STEPPED + ["after_epoch"] + BETWEEN),
-        *(EPOCH + HELD + BETWEEN + STEPPED + BETWEEN + STEPPED + ["after_epoch"] + BETWEEN),
+        *(LENGTH + HELD + BETWEEN + STEPPED + BETWEEN + STEPPED + ["after_epoch"] + BETWEEN),
+        *(LENGTH + HELD + BETWEEN + STEPPED + BETWEEN + STEPPED + ["after_epoch"] + BETWEEN),
         *END,
     ]
 
@@ -66,7 +67,7 @@ def test_a_window_that_is_open_when_the_run_stops_is_closed_before_the_epoch_end
     stop = at("after_batch", batch_idx=0)(lambda loop: loop.stop("enough"))
     assert events(Probe(), probe_batches(3), stop, accumulate_grad_batches=2) == [
         *BEGIN,
-        *EPOCH,
+        *LENGTH,
         *HELD,
         "may_stop",
         *BETWEEN,
@@ -149,7 +150,7 @@ def test_every_event_of_two_epochs_with_validation_and_accumulation():
     trainer.fit(TinyClassifier(), data, data[:2])
     batch = ["move_batch", "before_evaluation_batch", "evaluate_batch", "after_evaluation_batch"]
     validation = ["before_evaluation", *batch * 2, "after_evaluation_batches", "after_evaluation"]
-    epoch = [*EPOCH, *HELD, *BETWEEN, *STEPPED, *BETWEEN, *STEPPED, "after_epoch", *validation, *BETWEEN]
+    epoch = [*LENGTH, *HELD, *BETWEEN, *STEPPED, *BETWEEN, *STEPPED, "after_epoch", *validation, *BETWEEN]
     assert recorder.events == [
         *BEGIN,
         *["prepare_loader", "epochs_remain", *validation],  # the sanity check

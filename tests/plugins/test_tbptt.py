@@ -289,12 +289,14 @@ def test_the_events_of_a_batch_in_order():
         "before_backward",
         "backward",
         "after_backward",
+        "reduce_gradients",
+        "unscale_gradients",
         "before_step",
         "step",
         "after_step",
         "zero_grad",
     ]
-    assert events.events[begin : begin + 24] == ["split_batch", *piece, *piece, "after_batch"]
+    assert events.events[begin : begin + 28] == ["split_batch", *piece, *piece, "after_batch"]
 
 
 # ------------------------------------------------------------------------------------------------------ what is cut

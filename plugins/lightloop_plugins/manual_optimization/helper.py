@@ -75,6 +75,8 @@ class Manual:
             loop.select(index)
             loop.window.batches += loop.piece_idx == 0
             self._holds[index] = bool(loop.hook.hold_step(loop=loop))
+            if not loop.window.contributions:
+                loop.window.planned = loop.hook.plan_window(loop=loop) if self._holds[index] else 1  # type: ignore[assignment]
         loop.held, loop.optimizer_idx = bool(self._holds) and all(self._holds), None
 
     def before_raw_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

@@ -67,9 +67,11 @@ class TBPTT(Plugin):
             loop.leave_out(self, "epoch_steps")
 
     @hookimpl(wrapper=True)
-    def epoch_steps(self, loop: Loop) -> Generator[None, float, float]:
+    def epoch_steps(self, loop: Loop, epoch: int) -> Generator[None, float, float]:
         steps = yield
-        return math.inf if steps == loop.num_batches else steps  # how many pieces there are shows when they are cut
+        return (
+            math.inf if steps == loop.hook.epoch_batches(loop=loop, epoch=epoch) else steps
+        )  # how many pieces there are shows when they are cut
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
