@@ -22,15 +22,18 @@ from lightloop.toolkit.amounts import seconds_of
 from lightloop.toolkit.cadence import Every
 from lightloop.toolkit.callback import Callback
 from lightloop.toolkit.containers import map_leaves
+from lightloop.toolkit.files import open_directory, open_handle, open_in, replace_in
 from lightloop.toolkit.loaders import Limited, remade
 from lightloop.toolkit.samples import take_samples
 from lightloop.toolkit.tensors import elements, find_nonfinite, frozen
+from lightloop.toolkit.writer import BusyError, Writer
 from lightloop.trainer import Result, Trainer
 from lightloop.warning import warn
 from lightloop.window import Window
 from lightloop.world import World
 
 __all__ = [
+    "BusyError",
     "Callback",
     "Evaluation",
     "Every",
@@ -55,6 +58,7 @@ __all__ = [
     "Trainer",
     "Window",
     "World",
+    "Writer",
     "batch_size",
     "bind",
     "clip_norm_",
@@ -74,10 +78,14 @@ __all__ = [
     "keep_random",
     "map_leaves",
     "needs_closure",
+    "open_directory",
+    "open_handle",
+    "open_in",
     "option",
     "parameters_of",
     "read_setup",
     "remade",
+    "replace_in",
     "scale_",
     "seconds_of",
     "seed_everything",

@@ -25,6 +25,7 @@ from lightloop.order import OrderError
 from lightloop.plugin import Plugin
 from lightloop.randomness import seed_everything
 from lightloop.state import Stage
+from lightloop.toolkit.files import replace_in
 from lightloop.trainer import Result, Trainer
 
 KEYS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -67,7 +68,8 @@ class KeepConfig(Plugin):
     def before_epoch(self, loop: Loop) -> None:
         directory = getattr(loop.trainer, "run_dir", None)
         if directory is not None:
-            (Path(directory) / "config.yaml").write_text(self.text, encoding="utf-8")
+            with replace_in(directory, "config.yaml", encoding="utf-8") as file:
+                file.write(self.text)
         loop.leave_out(self)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, open_in, option, replace_in
 from lightloop_plugins.run_dir import RUN_DIR
 
 SPANS = {
@@ -108,7 +108,8 @@ class Profiler(Plugin):
         text = "\n\n".join([hooks_table(self.times, seconds), *self._tables])
         print(f"\n{text}", file=sys.stderr)
         if (directory := loop.stash.get(RUN_DIR)) is not None:
-            (directory / "profile.txt").write_text(text + "\n", encoding="utf-8")
+            with replace_in(directory, "profile.txt", encoding="utf-8") as file:
+                file.write(text + "\n")
 
     def _make_torch(self, loop: Loop) -> Any:
         if hasattr(self.kind, "step"):
@@ -117,7 +118,9 @@ class Profiler(Plugin):
             return None
 
         def keep(profiler: torch.profiler.profile) -> None:
-            profiler.export_chrome_trace(str(loop.stash.get(RUN_DIR, Path()) / "trace.json"))
+            directory = loop.stash.get(RUN_DIR, Path())
+            open_in(directory, "trace.json", "w").close()  # what torch opens next is a file of this run
+            profiler.export_chrome_trace(str(directory / "trace.json"))
             self._tables.append(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=15))
 
         return torch.profiler.profile(schedule=torch.profiler.schedule(**TRACED), on_trace_ready=keep)

@@ -54,14 +54,14 @@ class Tells(Disk):
     def __init__(self, free):
         self.room = free
 
-    def free(self, path):
+    def free(self, at):
         if isinstance(self.room, OSError):
             raise self.room
         return self.room
 
-    def mkdir(self, path):
+    def mkdir(self, at, name):
         assert self.room != 100, "a save was begun for which there is no room"
-        super().mkdir(path)
+        super().mkdir(at, name)
 
 
 def test_a_save_for_which_there_is_no_room_is_not_begun(tmp_path):

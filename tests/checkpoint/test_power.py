@@ -55,23 +55,19 @@ class Device(Disk):
         self.top = Directory()
         self.open = {}
 
-    def of(self, path):
-        path = Path(path)
+    def of(self, at):
+        path = Path(os.readlink(f"/proc/self/fd/{at}"))
         return self.top if path == self.root else self.top.now()[path.name]
 
-    def add(self, path, entry):
-        path = Path(path)
-        self.of(path.parent).changes.append(("add", path.name, entry))
-
-    def mkdir(self, path):
-        super().mkdir(path)
-        self.add(path, Directory())
+    def mkdir(self, at, name):
+        super().mkdir(at, name)
+        self.of(at).changes.append(("add", name, Directory()))
         self.cut()
 
-    def create(self, path):
-        handle = super().create(path)
+    def create(self, at, name):
+        handle = super().create(at, name)
         self.open[handle] = File()
-        self.add(path, self.open[handle])
+        self.of(at).changes.append(("add", name, self.open[handle]))
         self.cut()
         return handle
 
@@ -86,22 +82,22 @@ class Device(Disk):
         self.open[handle].synced = len(self.open[handle].data)
         self.cut()
 
-    def fsync_directory(self, path):
-        super().fsync_directory(path)
-        directory = self.of(path)
+    def fsync_directory(self, at):
+        super().fsync_directory(at)
+        directory = self.of(at)
         directory.names, directory.changes = directory.now(), []
         self.cut()
 
-    def rename(self, source, target):
-        super().rename(source, target)
-        self.top.changes.append(("rename", (Path(source).name, Path(target).name), self.of(source)))
+    def rename(self, at, source, target):
+        super().rename(at, source, target)
+        self.top.changes.append(("rename", (source, target), self.top.now()[source]))
         self.cut()
 
-    def remove(self, path):
-        super().remove(path)
-        directory = self.of(path)
-        directory.changes += [("delete", name, None) for name in directory.now()]
-        self.top.changes.append(("delete", Path(path).name, None))
+    def remove(self, at, name):
+        super().remove(at, name)
+        directory = self.top.now()[name]
+        directory.changes += [("delete", each, None) for each in directory.now()]
+        self.top.changes.append(("delete", name, None))
         self.cut()
 
 

@@ -1,5 +1,4 @@
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -79,7 +78,7 @@ def test_the_environment_says_where_runs_are(tmp_path, monkeypatch):
     monkeypatch.delenv("LIGHTLOOP_RUNS")
     monkeypatch.chdir(tmp_path)
     trainer.fit(Probe(), probe_batches(1))
-    assert trainer.run_dir == Path("runs/Probe/version_0")
+    assert trainer.run_dir == tmp_path / "runs/Probe/version_0"
 
 
 def test_the_old_name(tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_best, load_newest
-from lightloop_plugins.checkpoint.remote import folder_of
+from lightloop_plugins.checkpoint.storage import Folder
 from lightloop_plugins.checkpoint.weights import fill, load_weights, read_weights, weights_of
 
 
@@ -31,7 +31,7 @@ def begin_with(module: nn.Module, place: str, found: Found | None, strict: bool,
     return True
 
 
-def load_for_evaluation(module: nn.Module, place: str | os.PathLike[str], places: list[str]) -> str:
+def load_for_evaluation(module: nn.Module, place: str | os.PathLike[str], places: list[Folder]) -> str:
     """Put the weights of a checkpoint into ``module``; which one it was.
 
     Args:
@@ -43,7 +43,7 @@ def load_for_evaluation(module: nn.Module, place: str | os.PathLike[str], places
     if text not in ("auto", "best"):
         load_weights(module, place)
         return text
-    folder = next((folder for each in places if (folder := folder_of(each)).names()), None)
+    folder = next((folder for folder in places if folder.names()), None)
     if folder is None:
         raise CheckpointError(
             f"resume={text!r}: no run of this experiment has saved a checkpoint: fit with monitor= first, or give a path"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lightloop import Key
 from lightloop_plugins.checkpoint.find import Found, is_of_run
 from lightloop_plugins.checkpoint.reading import Reading
+from lightloop_plugins.checkpoint.remote import absolute
 from lightloop_plugins.checkpoint.saver import new_run
 
 
@@ -21,7 +22,7 @@ class Resumption:
     def run_in(self, place: str) -> str:
         """What a run that saves in ``place`` is called: as the one that it goes on with, unless that has a later past there."""
         found = self.found
-        if found.folder.place != place:
+        if absolute(found.folder.place) != absolute(place):
             return new_run()
         later = [name for name in found.folder.names() if name != found.name and name > found.name]
         parted = not self.auto and any(is_of_run(found.folder, name, found.manifest.run) for name in later)
@@ -29,7 +30,7 @@ class Resumption:
 
     def named_in(self, place: str) -> str | None:
         """The checkpoint in ``place`` that the user has named."""
-        return self.found.name if self.found.folder.place == place and not self.auto else None
+        return self.found.name if absolute(self.found.folder.place) == absolute(place) and not self.auto else None
 
 
 RESUME: Key[str] = Key("checkpoint.resume")
@@ -37,6 +38,8 @@ RESUME: Key[str] = Key("checkpoint.resume")
 gone afterwards where the user has."""
 DIRECTORY: Key[str] = Key("checkpoint.directory")
 """Where the user has said that checkpoints are kept."""
+HELD: Key[str] = Key("checkpoint.held")
+"""The folder, named by the user, in which this process alone writes checkpoints; from the setup of ``checkpoint`` on."""
 RESUMED: Key[Resumption] = Key("checkpoint.resumed")
 """There in a fit that goes on from a checkpoint, from the first before_epoch on."""
 READING: Key[Reading] = Key("checkpoint.reading")

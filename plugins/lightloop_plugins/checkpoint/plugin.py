@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightloop import Loop, Plugin, hookimpl, option, warn
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.handover import DIRECTORY, READING, RESUMED
+from lightloop_plugins.checkpoint.handover import DIRECTORY, HELD, READING, RESUMED
 from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.record import describe_plugins, describe_run
-from lightloop_plugins.checkpoint.remote import folder_of
+from lightloop_plugins.checkpoint.remote import absolute, folder_in, folder_of
 from lightloop_plugins.checkpoint.saver import Saver, new_run
-from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content
+from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content, Folder
 from lightloop_plugins.checkpoint.trigger import Rhythm, Trigger
-from lightloop_plugins.checkpoint.weights import FOLDER, load_module, take_hyperparameters
+from lightloop_plugins.checkpoint.weights import load_module, take_hyperparameters
 from lightloop_plugins.run_dir import RUN_DIR
 
 PATIENCE = 120.0
@@ -35,10 +35,10 @@ class Checkpoint(Plugin):
 
     name = "checkpoint"
     after = ("run_dir", "accelerator", "strategy")
-    requires = ("run_dir",)
+    requires: ClassVar[tuple[str, ...]] = ("run_dir",)
     default = True
     state = ("_trigger",)
-    transient = ("_saver", "_about", "_reading", "_place", "last_path", "best_path")
+    transient = ("requires", "_saver", "_folder", "_about", "_reading", "_place", "last_path", "best_path")
 
     enabled: bool = option(
         True, "Save checkpoints.", flag="enable_checkpointing", switch=True, aliases=("checkpoint_callback",)
@@ -77,10 +77,13 @@ class Checkpoint(Plugin):
             raise self.refuse("last", "a whole number from 1")
         if self.top_k < -1:
             raise self.refuse("top_k", "a whole number from 0, or -1 for all")
+        if not self.enabled:
+            self.requires = ()  # type: ignore[misc]  # who saves nothing needs no directory
         self._forget()
 
     def _forget(self) -> None:
         self._saver: Saver | None = None
+        self._folder: Folder | None = None
         self._about: dict[str, Any] = {}
         self._reading: Reading | None = None
         self._trigger = Trigger(self.every, self.monitor, self.mode)
@@ -93,9 +96,13 @@ class Checkpoint(Plugin):
         if loop.stage == "fit":  # what a fit has saved is known through the evaluations that follow
             self._forget()
         if self.directory is not None:
-            loop.stash[DIRECTORY] = os.fspath(self.directory)
+            loop.stash[DIRECTORY] = absolute(self.directory)
         if loop.stage != "fit" or not self.enabled:
             loop.leave_out(self)
+        elif self.directory is not None and loop.world.is_main:
+            self._folder = folder_of(absolute(self.directory))
+            self._folder.hold()  # before anything is opened, of the run or in it
+            loop.stash[HELD] = self._folder.place
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
@@ -110,8 +117,12 @@ class Checkpoint(Plugin):
                 self._begin(loop, split)
 
     def _begin(self, loop: Loop, split: bool) -> None:
-        place = os.fspath(self.directory if self.directory is not None else loop.stash[RUN_DIR] / FOLDER)
-        folder = folder_of(loop.world.broadcast(place) if split else place)
+        own = folder_in(loop.stash[RUN_DIR]) if self.directory is None else folder_of(absolute(self.directory))
+        folder = self._folder or own
+        if split:
+            place = loop.world.broadcast(folder.place)
+            folder = folder if loop.world.is_main else folder_of(place)
+        self._folder = folder
         resumed = loop.stash.get(RESUMED)
         saver = saver_for(loop)(
             folder,
@@ -232,11 +243,13 @@ class Checkpoint(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        saver, self._saver = self._saver, None
+        saver, self._saver, folder, self._folder = self._saver, None, self._folder, None
         self._reading = None
         if saver is not None:
             self.best_path = None if saver.best is None else f"{saver.folder.place}/{saver.best.name}"
             saver.close()
+        elif folder is not None:
+            folder.close()
 
     load_module = staticmethod(load_module)  # what Module.load_from_checkpoint looks for
 

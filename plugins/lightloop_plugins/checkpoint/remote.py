@@ -11,7 +11,7 @@ from typing import Any
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import MANIFEST, is_name, write_manifest
-from lightloop_plugins.checkpoint.storage import BAD, PREFIX, Content, Folder
+from lightloop_plugins.checkpoint.storage import BAD, FOLDER, PREFIX, Content, Folder
 
 
 class RemoteFolder(Folder):
@@ -96,3 +96,15 @@ def folder_of(place: str | os.PathLike[str]) -> Folder:
     if text.startswith("file://"):
         return LocalFolder(text.removeprefix("file://"))
     return RemoteFolder(text) if "://" in text else LocalFolder(text)
+
+
+def folder_in(run: str | os.PathLike[str]) -> Folder:
+    """The folder of checkpoints in a run's directory, which is no link."""
+    text = os.path.join(os.fspath(run), FOLDER)
+    return folder_of(text) if "://" in text else LocalFolder(text.removeprefix("file://"), follow=False)
+
+
+def absolute(place: str | os.PathLike[str]) -> str:
+    """The same place, wherever the process is by then."""
+    text = os.fspath(place)
+    return text if "://" in text else os.path.abspath(text)

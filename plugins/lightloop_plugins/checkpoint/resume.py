@@ -12,15 +12,16 @@ from lightloop_plugins.checkpoint.chosen import begin_with, load_for_evaluation
 from lightloop_plugins.checkpoint.content import Restoration
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
-from lightloop_plugins.checkpoint.handover import DIRECTORY, READING, RESUME, RESUMED, Resumption
+from lightloop_plugins.checkpoint.handover import DIRECTORY, HELD, READING, RESUME, RESUMED, Resumption
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.positions import Resumed, restore_evaluation
 from lightloop_plugins.checkpoint.random_state import set_global
 from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.record import check_same_run, finished
-from lightloop_plugins.checkpoint.remote import folder_of
-from lightloop_plugins.checkpoint.weights import FOLDER, load_path
-from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS
+from lightloop_plugins.checkpoint.remote import folder_in, folder_of
+from lightloop_plugins.checkpoint.storage import FOLDER, Folder
+from lightloop_plugins.checkpoint.weights import folder_at, load_path
+from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS, RUN_HOLD
 
 log = logging.getLogger("lightloop")
 
@@ -34,9 +35,8 @@ class Resume(Plugin):
 
     name = "resume"
     after = ("checkpoint", "run_dir", "accelerator", "strategy")
-    requires = ("run_dir",)
     default = True
-    transient = ("_fitted", "_asked", "_restoration")
+    transient = ("_fitted", "_asked", "_held", "_restoration")
 
     place: str | os.PathLike[str] | None = option(
         None,
@@ -57,6 +57,7 @@ class Resume(Plugin):
 
     def _forget(self) -> None:
         self._asked: str | None = None
+        self._held = False
         self._restoration: Restoration | None = None
 
     @hookimpl
@@ -74,6 +75,22 @@ class Resume(Plugin):
             log.info("evaluated are the weights of %s", what)
         if loop.stage != "fit" or self._asked is None:
             loop.leave_out(self)
+        elif loop.world.is_main:
+            self._held = self._hold(loop)
+
+    def _hold(self, loop: Loop) -> bool:
+        """Whether this process alone writes where the run is resumed from; where that is its own run, it takes the right."""
+        if self._asked == "auto":
+            folder = next((folder for folder in self._places(loop) if folder.names()), None)
+        else:
+            there = None if str(self._asked).endswith(".safetensors") else folder_at(str(self._asked))
+            folder = None if there is None else there[0]
+        if not isinstance(folder, LocalFolder):
+            return False
+        if loop.stash.get(HELD) == str(folder.path):
+            return True
+        hold, of_run = loop.stash.get(RUN_HOLD), folder.path.name == FOLDER and not folder.path.is_symlink()
+        return hold is not None and of_run and hold(folder.path.parent)
 
     def _is_for_fits(self, loop: Loop) -> bool:
         """Whether the option is none of an evaluation: a Trainer's own "auto", and its path once it has had a fit."""
@@ -95,7 +112,7 @@ class Resume(Plugin):
         yield  # plugins get ready for a fit that begins; what they were is put back after
         self._restoration.finish()
         loop.stash[RESUMED] = Resumption(found, self._asked == "auto")
-        if isinstance(found.folder, LocalFolder) and found.folder.path.name == FOLDER:
+        if isinstance(found.folder, LocalFolder) and found.folder.path.name == FOLDER and self._held:
             loop.stash[RUN_DIR] = found.folder.path.parent
         log.info("resumed from %s: epoch %d, batch %d, step %d", what, loop.epoch, loop.batch_idx, loop.global_step)
 
@@ -116,18 +133,18 @@ class Resume(Plugin):
         if str(self._asked).endswith(".safetensors"):
             return None  # weights alone
         if self._asked != "auto":
-            return load_path(str(self._asked), shards="verified")
-        for place in self._places(loop):
-            if (found := load_newest(folder_of(place), shards="verified")) is not None:
+            return load_path(str(self._asked), self._held, "verified")
+        for folder in self._places(loop):
+            if (found := load_newest(folder, aside=self._held, shards="verified")) is not None:
                 return found
         log.info("resume='auto': there is no checkpoint yet, training begins")
         return None
 
-    def _places(self, loop: Loop) -> list[str]:
+    def _places(self, loop: Loop) -> list[Folder]:
         """The folders with checkpoints of this experiment, the newest first."""
         if (directory := loop.stash.get(DIRECTORY)) is not None:
-            return [directory]
-        return [str(path / FOLDER) for path in loop.stash[RUN_FOLDERS]]
+            return [folder_of(directory)]
+        return [folder_in(path) for path in loop.stash.get(RUN_FOLDERS, [])]
 
     @hookimpl(wrapper=True)
     def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:

@@ -25,6 +25,8 @@ from lightloop_plugins.checkpoint.strict_json import excess, from_json, to_json
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 from lightloop_plugins.checkpoint.tree import decode, encode
 
+FOLDER = "checkpoints"
+"""What the folder of checkpoints is called in a run's directory."""
 PREFIX = "step-"
 """How the name of a checkpoint begins."""
 EXCEPTION = "exception-"
@@ -125,8 +127,11 @@ class Folder(ABC):
     def set_aside(self, name: str) -> str:
         """Give a damaged checkpoint a name under which it is evidence and nothing else; that name."""
 
-    def open(self, run: str) -> None:  # noqa: B027 - a place without locks has nothing to do
-        """Become the one writer, and clear what writers that died have left of themselves."""
+    def hold(self) -> None:  # noqa: B027 - a place without locks has nothing to do
+        """Become the one writer, and change nothing yet; nothing happens where it is that already."""
+
+    def open(self, run: str) -> None:  # noqa: B027
+        """Become the one writer, as which ``run`` is known, and clear what writers that died have left of themselves."""
 
     def close(self) -> None:  # noqa: B027
         """Let others write."""

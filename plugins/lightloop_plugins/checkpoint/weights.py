@@ -16,16 +16,27 @@ from lightloop_plugins.checkpoint.files import read_safetensors, write_safetenso
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.manifest import is_name
 from lightloop_plugins.checkpoint.modules import split_as
-from lightloop_plugins.checkpoint.remote import folder_of
-from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Shards
+from lightloop_plugins.checkpoint.remote import folder_in, folder_of
+from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Folder, Shards
 from lightloop_plugins.checkpoint.tree import encode
 
 M = TypeVar("M", bound=nn.Module)
-FOLDER = "checkpoints"
-"""What the folder of checkpoints is called in a run's directory."""
 
 
-def load_path(place: str | os.PathLike[str], aside: bool = True, shards: Shards = "whole") -> Found:
+def folder_at(place: str | os.PathLike[str]) -> tuple[Folder, str | None] | None:
+    """The folder that a checkpoint at ``place`` is in, and its name; no name where ``place`` is a folder or a run."""
+    text = os.fspath(place).rstrip("/") or "/"
+    if os.path.isfile(text):
+        raise CheckpointError(
+            f"{text} is no checkpoint of Lightloop: lightloop checkpoint import {text} TARGET makes one"
+        )
+    parent, _, name = text.rpartition("/")
+    if name.startswith((PREFIX, EXCEPTION)) and is_name(name):
+        return folder_of(parent or "."), name
+    return next(((folder, None) for folder in (folder_of(text), folder_in(text)) if folder.names()), None)
+
+
+def load_path(place: str | os.PathLike[str], aside: bool = False, shards: Shards = "whole") -> Found:
     """The checkpoint at ``place``, or the newest one in it where it is a folder of them or of a run.
 
     Args:
@@ -36,19 +47,14 @@ def load_path(place: str | os.PathLike[str], aside: bool = True, shards: Shards 
     Raises:
         CheckpointError: if there is none.
     """
-    text = os.fspath(place).rstrip("/")
-    parent, _, name = text.rpartition("/")
-    if name.startswith((PREFIX, EXCEPTION)) and is_name(name):
-        return load_one(folder_of(parent or "."), name, shards=shards)
-    if os.path.isfile(text):
-        raise CheckpointError(
-            f"{text} is no checkpoint of Lightloop: lightloop checkpoint import {text} TARGET makes one"
-        )
-    for folder in (text, f"{text}/{FOLDER}"):
-        if (found := load_newest(folder_of(folder), aside=aside, shards=shards)) is not None:
+    if (there := folder_at(place)) is not None:
+        folder, name = there
+        if name is not None:
+            return load_one(folder, name, shards=shards)
+        if (found := load_newest(folder, aside=aside, shards=shards)) is not None:
             return found
     raise CheckpointError(
-        f"there is no checkpoint at {text}: give the path of one, of a run or of a folder of them, or 'auto' for the newest"
+        f"there is no checkpoint at {os.fspath(place)}: give the path of one, of a run or of a folder of them, or 'auto' for the newest"
     )
 
 
@@ -123,7 +129,7 @@ def export_weights(place: str | os.PathLike[str], target: str | os.PathLike[str]
     Raises:
         CheckpointError: if there is none, or it has no averages.
     """
-    found = load_path(place, aside=False)
+    found = load_path(place)
     weights = weights_of(found.state) | (average_of(found.state, str(place)) if ema else {})
     if os.fspath(target).endswith(".safetensors"):
         tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}

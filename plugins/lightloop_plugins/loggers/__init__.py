@@ -6,7 +6,7 @@ A logger of your own subclasses :class:`Logger` and says how to open, to write a
         name = "lines"
 
         def open(self, loop: Loop, directory: Path) -> None:
-            self.file = open(directory / "metrics.jsonl", "a")
+            self.file = open_in(directory, "metrics.jsonl", "a")
 
         def write(self, metrics: Mapping[str, float], step: int) -> None:
             print(json.dumps({"step": step, **metrics}), file=self.file, flush=True)
@@ -15,7 +15,8 @@ A logger of your own subclasses :class:`Logger` and says how to open, to write a
             self.file.close()
             del self.file
 
-and is used as ``Trainer(logger=Lines())``, or by its name once it is registered.
+and is used as ``Trainer(logger=Lines())``, or by its name once it is registered. ``open_in`` is that of ``lightloop``: it
+opens files of the directory alone, and follows no link that someone else has put there.
 """
 
 from __future__ import annotations

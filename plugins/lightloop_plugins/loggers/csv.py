@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
-from lightloop import Loop, hookimpl, option
+from lightloop import Loop, hookimpl, open_in, option, replace_in
 from lightloop_plugins.loggers import Ending, Logger
+
+NAME = "metrics.csv"
 
 
 class Csv(Logger):
@@ -24,7 +25,7 @@ class Csv(Logger):
     name = "csv"
     default = True
     state = ("_rows",)
-    transient = ("_file", "_columns", "_path", "_flushed", "_resumed")
+    transient = ("_file", "_columns", "_directory", "_flushed", "_resumed")
 
     flush_every: int = option(
         1,
@@ -37,9 +38,9 @@ class Csv(Logger):
     def check(self) -> None:
         if self.flush_every < 1:
             raise self.refuse("flush_every", "a whole number from 1")
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
         self._columns: list[str] = []
-        self._path = Path()
+        self._directory = Path()
         self._flushed = self._rows = 0
         self._resumed: int | None = None
 
@@ -49,15 +50,18 @@ class Csv(Logger):
         self._resumed = None
 
     def open(self, loop: Loop, directory: Path) -> None:
-        self._path = directory / "metrics.csv"
+        self._directory = directory
         self._columns, self._flushed, self._rows = ["step"], loop.global_step, 0
-        if self._path.exists():
+        self._append()  # first, for it is refused if it is no file of this run
+        if self._file is not None and self._file.tell():
+            self.close("success")
             self._go_on(loop.global_step if loop.stage == "fit" else None)
-        self._append()
+            self._append()
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         text = json.dumps(hyperparameters, indent=2, default=str)
-        self._path.with_name("hparams.json").write_text(text + "\n")
+        with replace_in(self._directory, "hparams.json", encoding="utf-8") as file:
+            file.write(text + "\n")
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         known = set(self._columns)
@@ -86,14 +90,18 @@ class Csv(Logger):
         self._resumed = state["rows"]
 
     def _append(self) -> None:
-        self._file = open(self._path, "a", newline="", encoding="utf-8")  # noqa: SIM115
+        self._file = open_in(self._directory, NAME, "a", newline="", encoding="utf-8")
 
     def _go_on(self, step: int | None) -> None:
         """Take up the file that is there, without the rows that came after the run was where it goes on, at ``step``."""
         self._columns, rows = self._read()
         kept = [row for row in rows[: self._resumed] if step is None or int(row["step"]) <= step]
         if len(kept) < len(rows):
-            shutil.copy2(self._path, self._path.with_name(f"metrics.until_step_{rows[-1]['step']}.csv"))
+            with (
+                open_in(self._directory, NAME, "rb") as before,
+                replace_in(self._directory, f"metrics.until_step_{rows[-1]['step']}.csv", "wb") as kept_beside,
+            ):
+                shutil.copyfileobj(before, kept_beside)
             self._rewrite(kept)
         self._rows = len(kept)
         self._last_step = int(kept[-1]["step"]) if kept else self._last_step
@@ -107,15 +115,13 @@ class Csv(Logger):
         self._append()
 
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:
-        with open(self._path, newline="", encoding="utf-8") as file:
+        with open_in(self._directory, NAME, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, restval="")
             rows = [row for row in reader if row["step"].isdigit()]  # a run that was killed may leave half a row
             return list(reader.fieldnames or ["step"]), rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        part = self._path.with_suffix(".part")
-        with open(part, "w", newline="", encoding="utf-8") as file:
+        with replace_in(self._directory, NAME, newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(part, self._path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,17 @@ class TensorBoard(Logger):
     def open(self, loop: Loop, directory: Path) -> None:
         import tensorboardX
 
+        suffix = f".{uuid.uuid4().hex[:12]}"  # no file of the same second has it, and no link that was put there before
         if self._resumed is None:
-            self._writer = tensorboardX.SummaryWriter(str(directory), flush_secs=self.flush_seconds)
+            self._writer = tensorboardX.SummaryWriter(
+                str(directory), filename_suffix=suffix, flush_secs=self.flush_seconds
+            )
             return
         step, rows = self._resumed["step"], self._resumed["rows"]
         self._writer = tensorboardX.SummaryWriter(
             str(directory),
             purge_step=loop.global_step,  # what the run has gone back before is hidden; what it had at this step comes again
-            filename_suffix=f".{loop.total_batches}",  # a file of the same second would be written over
+            filename_suffix=suffix,
             flush_secs=self.flush_seconds,
         )
         for row in rows if step == loop.global_step else ():

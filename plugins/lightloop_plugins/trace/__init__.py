@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option, replace_in
 from lightloop_plugins.run_dir import RUN_DIR
 from lightloop_plugins.trace.changes import Marks, changes, marks
 from lightloop_plugins.trace.report import Calls, table
@@ -33,7 +33,7 @@ class Trace(Plugin):
     after = ("run_dir",)
     requires = ("run_dir",)
     conflicts = ("profiler",)
-    transient = ("calls", "events", "_loop", "_began", "seconds")
+    transient = ("calls", "events", "_loop", "_began", "seconds", "_path")
 
     to: bool | str | os.PathLike[str] = option(
         False, "True, or the path of the file of the trace; False is off.", flag="trace"
@@ -44,6 +44,7 @@ class Trace(Plugin):
         self.events: list[tuple[str, str, float, float, tuple[str, ...]]] = []
         self._loop: Loop | None = None
         self._began = 0.0
+        self._path: Path | None = None
         self.seconds = 0.0
 
     @hookimpl
@@ -52,6 +53,7 @@ class Trace(Plugin):
             loop.leave_out(self)
             return
         self.calls, self.events = {}, []
+        self._path = Path(self.to).absolute() if isinstance(self.to, (str, os.PathLike)) else None
         self._loop, self._began = loop, perf_counter()
         loop.hook.rebuild(watch=self._watch, watch_wrapper=self._watch_wrapper)
 
@@ -65,11 +67,13 @@ class Trace(Plugin):
         print(f"\n{text}", file=sys.stderr)
         directory = loop.stash.get(RUN_DIR)
         if directory is not None:
-            (directory / "trace.txt").write_text(text + "\n", encoding="utf-8")
-        path = directory / "trace.json" if self.to is True and directory is not None else None
-        path = Path(self.to) if isinstance(self.to, (str, os.PathLike)) else path
-        if path is not None:
-            path.write_text(json.dumps(self.chrome()), encoding="utf-8")
+            with replace_in(directory, "trace.txt", encoding="utf-8") as file:
+                file.write(text + "\n")
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.chrome()), encoding="utf-8")
+        elif directory is not None:
+            with replace_in(directory, "trace.json", encoding="utf-8") as file:
+                json.dump(self.chrome(), file)
 
     def chrome(self) -> dict[str, Any]:
         """The events in the format of Chrome's tracing: a row for each plugin."""

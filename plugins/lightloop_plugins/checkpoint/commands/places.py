@@ -10,9 +10,8 @@ from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import newest_first
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import Manifest, is_name
-from lightloop_plugins.checkpoint.remote import RemoteFolder, folder_of
-from lightloop_plugins.checkpoint.storage import BAD, DEAD, EXCEPTION, PREFIX, TEMPORARY, Folder
-from lightloop_plugins.checkpoint.weights import FOLDER
+from lightloop_plugins.checkpoint.remote import RemoteFolder, folder_in, folder_of
+from lightloop_plugins.checkpoint.storage import BAD, DEAD, EXCEPTION, FOLDER, PREFIX, TEMPORARY, Folder
 
 ASIDE = {BAD: "kept aside as damaged", DEAD: "being deleted", TEMPORARY: "not finished"}
 """What else is in a folder of checkpoints, by how its name begins."""
@@ -47,11 +46,11 @@ def folders(place: str) -> list[Folder]:
         CheckpointError: if there is none.
     """
     text = place.rstrip("/") or place
-    for each in (text, f"{text}/{FOLDER}"):
-        if names(folder := folder_of(each)):
+    for folder in (folder_of(text), folder_in(text)):
+        if names(folder):
             return [folder]
     found = [] if "://" in text else sorted(p for depth in ("*", "*/*") for p in Path(text).glob(f"{depth}/{FOLDER}"))
-    if many := [folder for folder in map(folder_of, found) if names(folder)]:
+    if many := [folder for folder in (folder_in(path.parent) for path in found) if names(folder)]:
         return many
     there = "there is no folder" if "://" not in text and not os.path.isdir(text) else "there is no checkpoint in"
     raise CheckpointError(f"{there} {text}: give a checkpoint, a folder of them, a run, or a folder of runs")
@@ -60,10 +59,17 @@ def folders(place: str) -> list[Folder]:
 def names(folder: Folder) -> list[str]:
     """The checkpoints of ``folder``, those that errors made and that are kept aside too."""
     try:
-        found = folder._listed(folder.root) if isinstance(folder, RemoteFolder) else os.listdir(folder.place)
+        found = folder._listed(folder.root) if isinstance(folder, RemoteFolder) else _entries(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(f"the checkpoints in {folder.place} cannot be read: {error}") from error
     return sorted(name for name in found if is_name(name.lstrip(".")) and name.startswith((PREFIX, EXCEPTION, *ASIDE)))
+
+
+def _entries(folder: Folder) -> list[str]:
+    assert isinstance(folder, LocalFolder)
+    return folder.entries()
 
 
 def checkpoints(place: str) -> list[Place]:

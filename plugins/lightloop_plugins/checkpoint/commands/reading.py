@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,9 +12,11 @@ from typing import IO, Any, Self, cast
 import torch
 from torch import Tensor
 
+from lightloop import open_handle
 from lightloop_plugins.checkpoint.commands.places import Place
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.header import Header, read_header
+from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import STATE, TENSORS, Manifest
 from lightloop_plugins.checkpoint.remote import RemoteFolder
 from lightloop_plugins.checkpoint.shards import INDEX, read_index
@@ -30,13 +31,10 @@ def opened(place: Place, file: str) -> Iterator[IO[bytes]]:
         with place.folder.fs.open(f"{place.folder.root}/{place.name}/{file}", "rb") as stream:
             yield stream
         return
-    folder = os.path.join(place.folder.place, place.name)
-    if os.path.islink(folder):
-        raise OSError(f"{place.name} is a link")
-    handle = os.open(os.path.join(folder, file), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    assert isinstance(place.folder, LocalFolder)
+    with place.folder.opened(place.name) as inside:
+        handle = open_handle(inside, file, os.O_RDONLY)
     with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{file} is not a regular file")
         yield stream
 
 

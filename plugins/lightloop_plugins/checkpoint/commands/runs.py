@@ -18,7 +18,7 @@ from lightloop_plugins.checkpoint.commands.traces import Trace
 from lightloop_plugins.checkpoint.commands.witness import VARIABLE, Witness
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.weights import FOLDER
+from lightloop_plugins.checkpoint.storage import FOLDER
 
 OVERRIDES = {
     "enable_checkpointing": "true",
