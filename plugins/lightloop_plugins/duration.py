@@ -11,11 +11,12 @@ from lightloop import Loop, Plugin, hookimpl, option
 class Duration(Plugin):
     """Bound training by epochs and by applied optimizer steps; a maximum wins over a minimum.
 
-    With minimums alone, training ends with the epoch in which they are met. ``-1`` as a maximum is no bound.
+    With minimums alone, training ends with the epoch in which they are met, unless another plugin (``max_time``) decides how
+    long it goes on. ``-1`` as a maximum is no bound.
     """
 
     name = "duration"
-    before = ("checkpoint",)
+    before = ("checkpoint", "time_limit")
 
     max_epochs: int | None = option(
         None, "Train at most so many epochs; -1 is no bound.", flag="max_epochs", aliases=("max_nb_epochs",)
@@ -39,20 +40,37 @@ class Duration(Plugin):
         yield  # a resumed run may have all its steps already
         self._stop_at_max(loop)
 
-    @hookimpl
-    def epochs_remain(self, loop: Loop) -> bool:
-        return self._remain(loop.epoch, loop.global_step)
+    @hookimpl(specname="epochs_remain")
+    def below_maximum(self, loop: Loop) -> bool | None:
+        if self.max_epochs is None and self.max_steps is None:
+            return None
+        return self.max_epochs in (None, -1) or loop.epoch < self.max_epochs
 
-    @hookimpl
-    def total_steps(self, loop: Loop) -> float:
+    @hookimpl(wrapper=True)
+    def epochs_remain(self, loop: Loop) -> Generator[None, bool, bool]:
+        remain = yield
+        return remain or self._below_minimum(loop.epoch, loop.global_step)
+
+    @hookimpl(specname="total_steps")
+    def steps_to_maximum(self, loop: Loop) -> float | None:
         bound = math.inf if self.max_steps in (None, -1) else self.max_steps
+        if self.max_epochs in (None, -1):
+            return None if self.max_epochs is None and self.max_steps is None else bound
         epoch, steps = 0, 0.0
-        while steps < bound and self._remain(epoch, steps):
+        while steps < bound and epoch < self.max_epochs:
             more = loop.hook.epoch_steps(loop=loop, epoch=epoch)
-            if not more or more == math.inf or (bound == math.inf and self._endless()):
+            if not more or more == math.inf:
                 return bound
             epoch, steps = epoch + 1, steps + more
         return min(steps, bound)
+
+    @hookimpl(wrapper=True)
+    def total_steps(self, loop: Loop) -> Generator[None, float, float]:
+        steps = yield
+        epoch, least = 0, 0.0
+        while least < math.inf and self._below_minimum(epoch, least):
+            epoch, least = epoch + 1, least + (loop.hook.epoch_steps(loop=loop, epoch=epoch) or math.inf)
+        return max(steps, least)
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:
@@ -62,16 +80,11 @@ class Duration(Plugin):
     def may_stop(self, loop: Loop) -> bool | None:
         return None if self._steps_are_up(loop) or self._minimums_met(loop) else False
 
-    def _remain(self, epoch: int, steps: float) -> bool:
-        if self._endless():
-            return True
-        if self.max_epochs is not None:
-            return epoch < self.max_epochs
-        return epoch < max(1, self.min_epochs or 0) or steps < (self.min_steps or 0)
-
-    def _endless(self) -> bool:
-        """Whether the number of epochs has no bound of its own."""
-        return self.max_epochs == -1 or (self.max_epochs is None and self.max_steps is not None)
+    def _below_minimum(self, epoch: int, steps: float) -> bool:
+        """Whether a minimum asks for another epoch, where there is no maximum."""
+        if self.max_epochs is not None or self.max_steps is not None:
+            return False
+        return epoch < (self.min_epochs or 0) or steps < (self.min_steps or 0)
 
     def _stop_at_max(self, loop: Loop) -> None:
         if self._steps_are_up(loop):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Mapping
 from datetime import timedelta
@@ -11,7 +12,9 @@ from lightloop import Loop, Plugin, hookimpl, option, seconds_of
 
 
 class TimeLimit(Plugin):
-    """Ask for the end of training at the first batch boundary after ``limit``; minimums of epochs or steps delay it.
+    """Train until ``limit`` is over: ask for the end at the first batch boundary after it.
+
+    Without a maximum of epochs or steps, epoch follows epoch until then. Minimums of epochs or steps delay the end.
 
     What counts is the time spent in fit, validation included, over all the parts of a run that was resumed.
     """
@@ -48,6 +51,14 @@ class TimeLimit(Plugin):
         self._before, self._since = 0.0, time.monotonic()
         yield  # a resumed run now knows what it had spent
         self.after_batch(loop)
+
+    @hookimpl
+    def epochs_remain(self, loop: Loop) -> bool:
+        return True
+
+    @hookimpl
+    def total_steps(self, loop: Loop) -> float:
+        return math.inf
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:

@@ -40,17 +40,42 @@ class Slow(Probe):
         ({"seconds": 25}, 3),
         ({"minutes": 1, "seconds": 5}, 7),
         ("25 s", 3),
-        (1000, 10),
+        (130, 13),
         (0, 0),
     ],
     ids=str,
 )
 def test_it_ends_at_the_first_batch_after_its_time(clock, limit, batches):
     result = Trainer(["-*"], max_time=limit).fit(Slow(clock), probe_batches(10))
-    assert result.global_step == batches
-    assert result.status == ("stopped" if batches < 10 else "finished")
-    if batches < 10:
-        assert result.reason == f"max_time={limit} is up"
+    assert (result.global_step, result.epoch, result.status) == (batches, batches // 10, "stopped")
+    assert result.reason == f"max_time={limit} is up"
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "status", "total"),
+    [
+        ({}, 23, "stopped", None),
+        ({"max_epochs": 2}, 20, "finished", 20),
+        ({"max_epochs": 3}, 23, "stopped", 30),
+        ({"max_epochs": -1}, 23, "stopped", None),
+        ({"max_steps": 12}, 12, "stopped", 12),
+        ({"max_steps": -1}, 23, "stopped", None),
+        ({"min_epochs": 1}, 23, "stopped", None),
+        ({"min_epochs": 3}, 30, "stopped", None),
+        ({"min_steps": 27}, 27, "stopped", None),
+        ({"max_steps": 21, "min_steps": 27}, 21, "stopped", 21),
+    ],
+    ids=str,
+)
+def test_it_trains_until_the_time_is_over_or_a_maximum_is_reached(clock, options, steps, status, total):
+    class Asks(Slow):
+        def configure_optimizers(self):
+            self.total = self.loop.total_steps
+            return super().configure_optimizers()
+
+    module = Asks(clock)
+    result = Trainer(["-*"], max_time=230, **options).fit(module, probe_batches(10))
+    assert (result.global_step, result.status, module.total) == (steps, status, total)
 
 
 def test_minimums_delay_it(clock):
@@ -81,7 +106,7 @@ class Resume(Plugin):
 
 def test_the_time_of_the_parts_of_a_resumed_run_is_added(clock):
     first = TimeLimit(25)
-    Trainer(["-*", first]).fit(Slow(clock), probe_batches(1))
+    Trainer(["-*", first]).fit(Slow(clock), probe_batches(1), max_epochs=1)
     clock[0] += 5000
     state = pickle.loads(pickle.dumps(first)).state_dict()
     assert state == {"spent": 10.0}
