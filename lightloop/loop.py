@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lightloop.gradients import Weight, scale_, seed_for
 from lightloop.optimizers import Setup, needs_closure
-from lightloop.signatures import bind
+from lightloop.signatures import bind, takes
 from lightloop.state import State
 from lightloop.steps import read_output
-from lightloop.window import Window, remember
+from lightloop.window import remember, windows_for
 
 
 class Loop(State):
@@ -142,7 +142,8 @@ class Loop(State):
         """Count the selected optimizer's step, after which ``global_step`` is ``step``, and tell of it."""
         if applied:
             self.global_step = step or self.global_step + 1
-            self.optimizer_steps[self.optimizer_idx or 0] += 1
+            for index in self.window.members:
+                self.optimizer_steps[index] += 1
             self.stepped = True
             self.hook.after_step(loop=self)
         else:
@@ -173,11 +174,11 @@ class Loop(State):
         setup: Setup = self.hook.configure_optimizers(loop=self)  # type: ignore[assignment]
         self.optimizers, self.schedules, self.frequencies = setup.optimizers, setup.schedules, setup.frequencies
         self.optimizer_steps = [0] * len(self.optimizers)
-        self.windows = [Window() for _ in self.optimizers]
-        self._replays = [needs_closure(optimizer) for optimizer in self.optimizers]
         order = [name for name in self.step_order if name != "optimizer_idx" or len(self.optimizers) > 1]
         step: Any = self.module.training_step
         self.training_step = bind(step, order, self.step_arguments, ("batch",), self.absent_arguments)
-        for index in range(len(self.optimizers)):
+        self.windows = windows_for(setup, takes(self.training_step, "optimizer_idx"))
+        self._replays = [needs_closure(window.optimizer) for window in self.windows]
+        for index in range(len(self.windows)):
             self.select(index)
             self.hook.zero_grad(loop=self)

@@ -61,7 +61,7 @@ class Operations:
 
     @hookimpl
     def select_optimizers(self, loop: Loop) -> Sequence[int | None]:
-        return range(len(loop.optimizers)) or (None,)
+        return range(len(loop.windows)) or (None,)
 
     @hookimpl
     def hold_step(self, loop: Loop) -> bool:

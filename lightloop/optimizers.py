@@ -47,6 +47,9 @@ class Setup:
     schedules: list[Schedule] = field(default_factory=list)
     frequencies: list[int] = field(default_factory=list)
     """For how many windows in turn each optimizer steps; empty: all of them step in each."""
+    together: bool | None = None
+    """Whether one loss, with one forward and one backward, is for all optimizers, which then share a window. None: where
+    training_step does not take ``optimizer_idx``, no frequency is given, and none needs a closure."""
 
 
 def read_setup(returned: Any, module: nn.Module) -> Setup:

@@ -128,8 +128,12 @@ class State(Control):
     # ----------------------------------------------------------------------------------------------------- answers
 
     def select(self, index: int) -> None:
-        """Make optimizer ``index`` the current one: ``loop.optimizer_idx``, ``loop.optimizer`` and ``loop.window``."""
-        self.optimizer_idx, self.optimizer, self.window = index, self.optimizers[index], self.windows[index]
+        """Make window ``index`` the current one: ``loop.optimizer_idx``, ``loop.window`` and ``loop.optimizer``.
+
+        Each optimizer has a window, of its own index; where one loss is for all of them, there is one window, 0.
+        """
+        self.window = self.windows[index]
+        self.optimizer_idx, self.optimizer = index, self.window.optimizer
 
     def place(self) -> str:
         """Where the run is, for people: epoch, batch and, where there are several, rank."""

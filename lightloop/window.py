@@ -1,4 +1,4 @@
-"""A window: the batches whose gradients make one step of one optimizer."""
+"""A window: the batches whose gradients make one step, of one optimizer or of several side by side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightloop.gradients import Weight, scale_
+from lightloop.optimizers import Setup, needs_closure
+from lightloop.side_by_side import SideBySide
 from lightloop.warning import warn
 
 if TYPE_CHECKING:
@@ -35,12 +38,16 @@ CONTEXT = (
 
 @dataclass
 class Window:
-    """What has gone into the gradient of one optimizer since its last step.
+    """What has gone into the gradient of one optimizer since its last step; or of several, where one loss is for all of them.
 
     The gradient of a window is the mean over what is really in it: sum of weight times gradient, over sum of weights.
     Each backward is seeded with ``weight / planned``, so a window that turns out as planned needs no correction.
     """
 
+    optimizer: Optimizer
+    """The optimizer that steps with it; a :class:`SideBySide` where several do."""
+    members: tuple[int, ...]
+    """The indices, in ``loop.optimizers``, of those that step with it."""
     planned: int = 1
     """How many batches it is to hold, as plan_window says before the first of them goes forward."""
     batches: int = 0
@@ -81,6 +88,23 @@ class Window:
         self.batches = self.contributions = self.weight = 0
         self.weighted = False
         self.moments = []
+
+
+def windows_for(setup: Setup, asks: bool) -> list[Window]:
+    """A window for each optimizer; or one for all of them, where one loss is.
+
+    Args:
+        setup: the optimizers.
+        asks: whether training_step wants to know which optimizer it is called for.
+    """
+    optimizers = setup.optimizers
+    together = setup.together
+    if together is None:
+        alone = asks or setup.frequencies or any(needs_closure(optimizer) for optimizer in optimizers)
+        together = not alone
+    if together and len(optimizers) > 1:
+        return [Window(SideBySide(optimizers), tuple(range(len(optimizers))))]
+    return [Window(optimizer, (index,)) for index, optimizer in enumerate(optimizers)]
 
 
 def closure(loop: Loop) -> Callable[[], Tensor]:

@@ -82,7 +82,7 @@ class Clip(Plugin):
                 clip_units(parameter, self.limit, self.eps)
 
     def _log(self, loop: Loop, norm: Tensor, clipped: Tensor) -> None:
-        suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.optimizers) > 1 else ""
+        suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.windows) > 1 else ""
         loop.log(f"grad_norm{suffix}", norm, reduce="last", copy=False)
         loop.log(f"grad_norm_clipped{suffix}", clipped, reduce="last", copy=False)
 

@@ -70,7 +70,7 @@ class GradNorm(Plugin):
             norms |= {f"{name}_clipped": norm for name, norm in self._measure(loop, total).items()}
         applied = yield
         if applied:
-            suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.optimizers) > 1 else ""
+            suffix = f"/optimizer_{loop.optimizer_idx}" if len(loop.windows) > 1 else ""
             for name, norm in norms.items():
                 loop.log(name + suffix, norm, copy=False)
         return applied

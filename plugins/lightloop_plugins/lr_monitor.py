@@ -33,7 +33,8 @@ class LrMonitor(Plugin):
 
     @hookimpl
     def before_step(self, loop: Loop) -> None:
-        self._log(loop, loop.optimizer_idx or 0, on_epoch=False)
+        for index in loop.window.members:
+            self._log(loop, index, on_epoch=False)
 
     def _log(self, loop: Loop, index: int, on_epoch: bool) -> None:
         several = len(loop.optimizers) > 1

@@ -56,7 +56,7 @@ class LRSchedule(Plugin):
     @hookimpl
     def after_step(self, loop: Loop) -> None:
         for index, schedule in enumerate(loop.schedules):
-            if schedule.interval == "step" and schedule.optimizer_idx == (loop.optimizer_idx or 0):
+            if schedule.interval == "step" and schedule.optimizer_idx in loop.window.members:
                 self._advance(loop, index, loop.optimizer_steps[schedule.optimizer_idx])
 
     @hookimpl

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, Setup, hookimpl, option
 
 
 class OptimizerFrequencies(Plugin):
@@ -34,12 +34,17 @@ class OptimizerFrequencies(Plugin):
         if given is not None and (not given or any(type(every) is not int or every < 1 for every in given)):
             raise self.refuse("frequencies", "whole numbers from 1, one for each optimizer")
 
+    @hookimpl(wrapper=True)
+    def configure_optimizers(self, loop: Loop) -> Generator[None, Setup, Setup]:
+        setup = yield
+        if self.frequencies is not None:
+            if len(self.frequencies) != len(setup.optimizers):
+                raise self.refuse("frequencies", f"one number for each of the {len(setup.optimizers)} optimizers")
+            setup.frequencies = list(self.frequencies)
+        return setup
+
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        if self.frequencies is not None:
-            if len(self.frequencies) != len(loop.optimizers):
-                raise self.refuse("frequencies", f"one number for each of the {len(loop.optimizers)} optimizers")
-            loop.frequencies = list(self.frequencies)
         self._ends = list(accumulate(loop.frequencies))
         self._windows = 0
         """How many windows were closed."""

@@ -14,7 +14,7 @@ class SharedParameters(Plugin):
     """Give each optimizer, of a parameter that several of them update, the gradient of its own windows alone.
 
     A parameter has one ``grad``. Where windows hold several batches and optimizers share parameters, each would step
-    with the sum of all their gradients, or lose what another's zero_grad drops. It bows out where none is shared.
+    with the sum of all their gradients, or lose what another's zero_grad drops. It bows out where none is shared, or one loss is for all of them.
     """
 
     name = "shared_parameters"
@@ -39,7 +39,7 @@ class SharedParameters(Plugin):
                 owners.setdefault(parameter, []).append(index)
         self._shared = [(parameter, indices) for parameter, indices in owners.items() if len(indices) > 1]
         self._holder = [None] * len(self._shared)
-        if not self._shared:
+        if not self._shared or len(loop.windows) < 2:
             loop.leave_out(self)
 
     @hookimpl(wrapper=True)

@@ -16,7 +16,7 @@ class Toggle(Plugin):
     Without it, the loss of a GAN's discriminator would fill the gradients of the generator, too. The flags are put back
     after each forward and after each backward (which runs forward again where activations are checkpointed), however
     they end. Parameters that somebody froze stay frozen; those that several optimizers share require gradients for
-    each of them. It bows out where there is one optimizer.
+    each of them. It bows out where there is one optimizer, or one loss for all of them.
     """
 
     name = "toggle"
@@ -36,7 +36,7 @@ class Toggle(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        if len(loop.optimizers) < 2:
+        if len(loop.windows) < 2:
             loop.leave_out(self)
 
     @hookimpl

@@ -31,7 +31,7 @@ class Ddp(Processes):
     them, an interactive session is forked. With one process there is nothing to do, and nothing is done.
 
     Whether a backward reduces is decided before forward: held ones do not. Windows whose last backward was held (those
-    that the end of an epoch closes), and all windows where there are several optimizers or training_step optimizes by
+    that the end of an epoch closes), and all windows where several optimizers have losses of their own or training_step optimizes by
     itself, are reduced just before their step, in buckets. The gradient is the mean over all ranks, with the weights of
     all ranks where training_step gives some. What requires a gradient may change from epoch to epoch.
     """
@@ -134,7 +134,7 @@ class Ddp(Processes):
 
     def _wrap(self, loop: Loop) -> None:
         self._trained = [parameter.requires_grad for parameter in loop.module.parameters()]
-        if len(loop.optimizers) != 1 or not any(self._trained):
+        if len(loop.windows) != 1 or not any(self._trained):
             return
         assert self._step is not None
         buffers = {} if self.broadcast_buffers else {NO_BUFFERS: False}

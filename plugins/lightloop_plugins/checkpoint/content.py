@@ -171,9 +171,15 @@ class Restoration:
             self.sharding.set_waiting(waiting)
 
     def _check_numbers(self, what: str) -> None:
-        for part in (self.state["counters"]["optimizer_steps"], self.rank["windows"]):
-            if len(part) != len(self.loop.optimizers):
-                raise CheckpointError(f"{what} is of {len(part)} optimizers; there are {len(self.loop.optimizers)}")
+        steps, windows = self.state["counters"]["optimizer_steps"], self.rank["windows"]
+        if len(steps) != len(self.loop.optimizers):
+            raise CheckpointError(f"{what} is of {len(steps)} optimizers; there are {len(self.loop.optimizers)}")
+        if len(windows) != len(self.loop.windows):
+            kinds = ["a loss of its own", "one loss with the others"][:: 1 if len(windows) > 1 else -1]
+            raise CheckpointError(
+                f"{what} is of a run in which each optimizer had {kinds[0]}, and now each has {kinds[1]}: let training_step "
+                "take optimizer_idx, or not, as it did then"
+            )
 
     def _migrated(self, what: str) -> dict[str, Mapping[str, Any]]:
         states = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from lightloop import Key, Loop, Plugin, hookimpl, option
+from lightloop import Key, Loop, Plugin, Setup, hookimpl, option
 from lightloop_plugins.manual_optimization.helper import Manual
 
 MANUAL: Key[Manual] = Key("manual_optimization.manual")
@@ -46,6 +46,12 @@ class ManualOptimization(Plugin):
         else:
             loop.step_arguments["manual"] = self._get
             loop.step_order.remove("optimizer_idx")
+
+    @hookimpl(wrapper=True)
+    def configure_optimizers(self, loop: Loop) -> Generator[None, Setup, Setup]:
+        setup = yield
+        setup.together = False  # training_step decides which of them steps
+        return setup
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:

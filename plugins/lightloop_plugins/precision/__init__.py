@@ -112,7 +112,7 @@ class Precision(Plugin):
                     "inside its step, where nobody unscales them: use 'bf16-mixed', or another optimizer"
                 )
         scaler = partial(torch.amp.GradScaler, _device(loop).type, float(self.init_scale))
-        self.scalers = [scaler(growth_interval=self.growth_interval) for _ in loop.optimizers]
+        self.scalers = [scaler(growth_interval=self.growth_interval) for _ in loop.windows]
         self._scaled = set()
 
     @hookimpl(wrapper=True)

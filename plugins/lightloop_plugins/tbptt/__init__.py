@@ -133,7 +133,7 @@ class TBPTT(Plugin):
             seen = sum((share for share, _ in losses), Fraction())
             loss = torch.stack([loss.reshape(()) * float(share / seen) for share, loss in losses]).sum()
             loop.stash[BATCH_LOSS] = loss
-            loop.log("batch_loss" if len(loop.optimizers) == 1 else f"batch_loss_{which}", loss)
+            loop.log("batch_loss" if len(loop.windows) == 1 else f"batch_loss_{which}", loss)
         self._begin(Pieces([], []))
 
     def _begin(self, pieces: Pieces) -> None:
