@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
@@ -53,3 +53,9 @@ class SideBySide(Optimizer):
 
     def __repr__(self) -> str:
         return f"SideBySide({', '.join(type(optimizer).__name__ for optimizer in self.optimizers)})"
+
+
+def in_order_of(module: nn.Module, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """The parameters in ``groups`` in the order in which ``module`` has them; those that it has not come last."""
+    theirs = dict.fromkeys(parameter for group in groups for parameter in group["params"])
+    return list(dict.fromkeys([*(each for each in module.parameters() if each in theirs), *theirs]))

@@ -18,6 +18,7 @@ from lightloop.metrics import Metrics, Number, Reduce, Running
 from lightloop.optimizers import Schedule
 from lightloop.plugin import Plugin
 from lightloop.samples import batch_size, checked, describe, is_collated
+from lightloop.side_by_side import in_order_of
 from lightloop.signatures import Argument, Step
 from lightloop.stash import Stash
 from lightloop.warning import warn
@@ -171,6 +172,10 @@ class State(Control):
     def find_gradients(self) -> list[Tensor]:
         """The gradients that the selected optimizer's parameters have now."""
         groups = self.optimizer.param_groups
+        if (
+            len(self.window.members) > 1
+        ):  # in the order in which one would clip them by hand, so that norms are its bits
+            groups = [{"params": in_order_of(self.module, groups)}]
         return [grad for group in groups for parameter in group["params"] if (grad := parameter.grad) is not None]
 
     # ------------------------------------------------------------------------------------------------------ logging

@@ -104,6 +104,59 @@ def test_several_optimizers_each_have_the_mean_of_all_ranks(accumulate):
         assert found == (-sum(steps), [-10 * sum(steps)] * 3)
 
 
+class Shared(Module):
+    """One loss for two optimizers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return self.net(x).square().mean()
+
+    training_step = forward
+
+    def configure_optimizers(self):
+        matrices = [each for each in self.parameters() if each.ndim == 2]
+        rest = [each for each in self.parameters() if each.ndim == 1]
+        return [torch.optim.Muon(matrices, lr=0.1), torch.optim.AdamW(rest, lr=0.1)]
+
+
+def one_loss(accumulate):
+    from torch.nn.parallel import DistributedDataParallel
+
+    from lightloop_plugins.accelerators import ddp
+
+    data = list(torch.randn(10, 2, 3, generator=torch.Generator().manual_seed(1))[rank() :: 2])
+    torch.distributed.init_process_group("gloo")
+    module, late = Shared(), []
+    average, ddp.average_gradients = ddp.average_gradients, lambda loop: late.append(1) or average(loop)
+    run = trainer(accumulate_grad_batches=accumulate, gradient_clip_val=0.1)
+    run.fit(module, data)
+    hand = Shared()
+    parallel, optimizers = DistributedDataParallel(hand), hand.configure_optimizers()
+    for index, batch in enumerate(data):
+        closes, size = (
+            (index + 1) % accumulate == 0 or index == 4,
+            min(accumulate, 5 - index // accumulate * accumulate),
+        )
+        parallel.require_backward_grad_sync = closes
+        (parallel(batch) / size).backward()
+        if closes:
+            torch.nn.utils.clip_grad_norm_(hand.parameters(), 0.1)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+    return [torch.equal(*pair) for pair in zip(module.parameters(), hand.parameters(), strict=True)], len(late)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_loss_of_several_optimizers_is_reduced_during_backward_as_by_hand(accumulate):
+    assert values_of(run_ranks(one_loss, 2, accumulate)) == [([True] * 4, 0)] * 2
+
+
 class ByHand(Probe):
     automatic_optimization = False
 

@@ -51,6 +51,43 @@ class ThreeFour(Module):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
+class OneLoss(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.forwards = 0
+
+    def training_step(self, batch):
+        self.forwards += 1
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self):
+        matrices = [each for each in self.parameters() if each.ndim == 2]
+        rest = [each for each in self.parameters() if each.ndim == 1]
+        return [torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(rest, lr=0.1)]
+
+
+def one_loss(strategy):
+    data = torch.randn(10, 2, 6, generator=torch.Generator().manual_seed(1))
+    data = (
+        list(data[rank() :: 2])
+        if strategy
+        else [torch.cat([one, two]) for one, two in zip(data[::2], data[1::2], strict=True)]
+    )
+    module, options = OneLoss(), {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
+    run = trainer(**options) if strategy else Trainer(["-*"], **options)
+    run.fit(module, data)
+    return module.state_dict(), module.forwards, run.loop.optimizer_steps
+
+
+def test_one_loss_of_several_optimizers_comes_to_what_one_process_comes_to():
+    weights, forwards, steps = one_loss(None)
+    for found in values_of(run_ranks(one_loss, 2, "fsdp")):
+        assert found[1:] == (forwards, steps) == (5, [3, 3])
+        torch.testing.assert_close(found[0], weights, rtol=0, atol=1e-6)
+
+
 def three_four():
     look = Look(lambda loop: (loop.grad_norm(2.0).item(), loop.module.w.grad.to_local().tolist()))
     module = ThreeFour()
