@@ -121,7 +121,7 @@ def test_an_idle_hook_costs_one_call_and_calls_nothing():
     assert {name: calls[name] for name in IDLE} == dict.fromkeys(IDLE, 1)
     assert set(calls) - IDLE == {
         *("move_batch", "split_batch", "select_optimizers", "hold_step"),  # the loop's own answers
-        *("with_is_last", "train_batch", "select", "run_forward", "forward", "<lambda>", "training_step"),
+        *("_up_to", "train_batch", "select", "run_forward", "forward", "<lambda>", "training_step"),
         *("log", "_open", "__init__"),  # for it logs its loss
         *("run_backward", "add", "backward", "differentiate"),
         *("close_window", "prepare_step", "find_gradients", "<listcomp>", "agree", "step", "conclude_step"),
