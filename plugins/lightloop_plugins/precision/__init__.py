@@ -44,7 +44,7 @@ class Precision(Plugin):
     after = ("accelerator", "strategy")
     disturbs = ("gradients", "parameters")
     state = ("scalers", "_scaled")
-    transient = ("mode", "_around", "before", "after")
+    transient = ("mode", "_around", "_bypasses", "before", "after")
 
     precision: int | str = option(
         32,
