@@ -24,6 +24,7 @@ from lightloop.toolkit.callback import Callback
 from lightloop.toolkit.containers import map_leaves
 from lightloop.toolkit.files import open_directory, open_handle, open_in, replace_in
 from lightloop.toolkit.loaders import Limited, remade
+from lightloop.toolkit.naming import apart
 from lightloop.toolkit.samples import take_samples
 from lightloop.toolkit.tensors import elements, find_nonfinite, frozen
 from lightloop.toolkit.writer import BusyError, Writer
@@ -59,6 +60,7 @@ __all__ = [
     "Window",
     "World",
     "Writer",
+    "apart",
     "batch_size",
     "bind",
     "clip_norm_",

@@ -1,7 +1,7 @@
 """What plugin authors use to test: the contracts, a recorder of hooks, ranks, tiny models and data.
 
-:class:`PluginContract` needs pytest, :class:`AcceleratorContract` and :class:`GradientContract` torch.distributed; they are imported when they are
-asked for.
+:class:`PluginContract` and :class:`LoggerContract` need pytest, :class:`AcceleratorContract` and :class:`GradientContract`
+torch.distributed; they are imported when they are asked for.
 """
 
 import importlib
@@ -15,12 +15,14 @@ from lightloop.testing.syncs import Sync, count_syncs
 if TYPE_CHECKING:
     from lightloop.testing.accelerators import AcceleratorContract
     from lightloop.testing.contract import PluginContract
+    from lightloop.testing.loggers import LoggerContract
     from lightloop.testing.ranks import run_ranks, values_of
     from lightloop.testing.step_gradients import GradientContract
 
 __all__ = [
     "AcceleratorContract",
     "GradientContract",
+    "LoggerContract",
     "PluginContract",
     "Probe",
     "Recorder",
@@ -36,6 +38,7 @@ __all__ = [
 LATER = {
     "AcceleratorContract": "accelerators",
     "GradientContract": "step_gradients",
+    "LoggerContract": "loggers",
     "PluginContract": "contract",
     "run_ranks": "ranks",
     "values_of": "ranks",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightloop import Every, Loop, Plugin, Running, fetch, hookimpl, option
+from lightloop import Every, Loop, Plugin, Running, apart, fetch, hookimpl, option
 
 
 class LogEvery(Plugin):
@@ -55,13 +55,13 @@ class LogEvery(Plugin):
             self.after_batch(loop)  # the end of the epoch may have closed a window
         means = loop.metrics.take_epoch(loop.world)
         if means:
-            loop.write({"epoch": loop.epoch, **means})
+            loop.write(_row(loop.epoch, means))
 
     @hookimpl
     def after_evaluation(self, loop: Loop) -> None:
         assert loop.evaluation is not None
         if loop.evaluation.metrics and not loop.evaluation.sanity:
-            loop.write({"epoch": loop.epoch, **loop.evaluation.metrics})
+            loop.write(_row(loop.epoch, loop.evaluation.metrics))
 
     @hookimpl
     def after_fit(self, loop: Loop) -> None:
@@ -81,4 +81,9 @@ class LogEvery(Plugin):
             epoch, step = pending
             row = fetch({name: running.value() for name, running in step.items()})
             if row:
-                loop.write({"epoch": epoch, **row})
+                loop.write(_row(epoch, row))
+
+
+def _row(epoch: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    """``metrics`` after the epoch that they are of; one that the user calls "epoch" is "epoch_" there."""
+    return {"epoch": epoch, **apart(metrics, "epoch")}

@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import os
 import signal
@@ -14,8 +15,10 @@ BARE = ["-*", "run_dir", "log_every", "csv", "validation"]
 
 
 class Logging(Probe):
+    plus = 0.0
+
     def training_step(self, batch):
-        self.log("x", batch)
+        self.log("x", batch + self.plus)
         if batch == 3:
             self.log("late/one", 0.1)
         return super().training_step(batch)
@@ -94,18 +97,23 @@ class Resume(Plugin):
         next(p for p in loop.plugins if p.name == "run_dir").load_state_dict({"path": str(self.directory)})
 
 
-def test_c61_a_resumed_run_appends_and_leaves_out_what_it_goes_back_before(tmp_path):
+@pytest.mark.parametrize(("plus", "kept"), [(0.0, False), (0.5, True)])
+def test_c61_a_resumed_run_appends_and_keeps_beside_it_what_does_not_come_again(tmp_path, plus, kept):
     first = Trainer(BARE, log_every_n_steps=1, default_root_dir=tmp_path)
     first.fit(Logging(), probe_batches(4))
     before = rows(first)
     with open(first.run_dir / "metrics.csv", "a") as file:
         file.write("5,0")  # half a row of a killed process
     second = Trainer([*BARE, Resume(first.run_dir)], log_every_n_steps=1, default_root_dir=tmp_path)
-    second.fit(Logging(), probe_batches(5), probe_batches(2))
+    module = Logging()
+    module.plus = plus
+    second.fit(module, probe_batches(5), probe_batches(2))
     assert second.run_dir == first.run_dir
     assert [row[0] for row in rows(second)] == ["step", "1", "2", "3", "4", "5", "5"]
-    with open(first.run_dir / "metrics.until_step_5.csv", newline="") as file:
-        assert list(csv.reader(file))[: len(before)] == before
+    aside = first.run_dir / "metrics.until_step_4.csv"
+    assert aside.exists() == kept
+    if kept:
+        assert list(csv.reader(aside.read_text().splitlines()))[: len(before)] == before
 
 
 class EachBatch(Plugin):
@@ -138,6 +146,39 @@ def test_a_resumed_run_leaves_out_later_rows_of_the_step_that_it_goes_on_from(tm
     broken = run("broken", -1, "auto")
     assert [row[0] for row in broken] == ["step", "0", "0", "0", "1", "1", "1", "1", "2"]
     assert broken == run("whole", -1)
+
+
+NAMES = ["step", "step_", "epoch", "epoch_", "time", " ", "a,b", 'a"b', "two\nlines", "größe/é", "\udc80", "None"]
+
+
+def test_whatever_a_metric_is_called_it_has_a_column_of_its_own_and_a_resume_keeps_them(tmp_path):
+    """One that is called as the row's step or epoch is "step_" or "epoch_", and so on."""
+
+    class Named(Probe):
+        def training_step(self, batch):
+            for number, name in enumerate(names):
+                self.log(name, batch * 1000 + number)
+            return super().training_step(batch)
+
+    names = [*NAMES, *(f"metric {number}" for number in range(1000))]
+    columns = [f"{name}_" if name.rstrip("_") in ("step", "epoch") else name for name in names]
+
+    def run(root, last, resume=None):
+        plugins = [*BARE, "in_step", "checkpoint", EachBatch(last=last)]
+        trainer = Trainer(plugins, default_root_dir=tmp_path / root, log_every_n_steps=1, save_every=1, resume=resume)
+        with contextlib.suppress(ZeroDivisionError):
+            trainer.fit(Named(), probe_batches(3))
+        with open(trainer.run_dir / "metrics.csv", newline="", encoding="utf-8", errors="surrogatepass") as file:
+            return list(csv.DictReader(file))
+
+    whole = run("whole", -1)
+    steps = [row for row in whole if row[columns[0]]]
+    assert [[float(row[name]) for name in columns] for row in steps] == [
+        [batch * 1000 + number for number in range(len(names))] for batch in (1, 2, 3)
+    ]
+    assert [(row["step"], row["epoch"]) for row in steps] == [("1", "0"), ("2", "0"), ("3", "0")]
+    run("broken", 1)
+    assert run("broken", -1, "auto") == whole
 
 
 def test_a_row_reads_the_metrics_once_however_many_there_are(tmp_path):

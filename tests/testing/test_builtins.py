@@ -1,5 +1,6 @@
 """Every built-in plugin passes the contract that third parties are held to."""
 
+import csv
 import fcntl
 import os
 from importlib.util import find_spec
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from lightloop import discover
-from lightloop.testing import PluginContract, TinyClassifier, classification_batches
+from lightloop.testing import LoggerContract, PluginContract, TinyClassifier, classification_batches
 from lightloop.testing.contract import fit_on_rank
 from lightloop.testing.ranks import run_ranks
+from tests.plugins.test_tensorboard import shown
 
 OPTIONS = {
     "accelerator": {"kind": "cpu"},
@@ -19,6 +21,7 @@ OPTIONS = {
     "batch_size_find": {"mode": "power"},
     "clip": {"limit": 0.01},
     "compile": {"on": True, "backend": "eager"},
+    "csv": {"flush_every": 100},
     "detect_anomaly": {"on": True},
     "device_stats": {"when": 1},
     "duration": {"max_epochs": 1},
@@ -152,7 +155,22 @@ def each_on_rank(contracts, folder):
             torch.save(fit_on_rank(contract), folder / f"{contract.plugin}.{os.environ['RANK']}")
 
 
+class Logger(LoggerContract, Contract):
+    pass
+
+
+def rows_of_csv(self, directory):
+    with open(directory / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [(int(row["step"]), name, float(row[name])) for row in rows for name in row if name != "step" and row[name]]
+
+
+READ = {"csv": rows_of_csv, "tensorboard": lambda self, directory: shown(directory)}
+"""How the rows are read back that loggers have written."""
+
+
 def contract(name):
+    base = InOneProcess if name in REFUSE else Logger if name in READ else Contract
     given = {
         "plugin": name,
         "options": OPTIONS.get(name, {}),
@@ -160,9 +178,10 @@ def contract(name):
         "trainer": TRAINER.get(name, {}),
         "cannot_run": CANNOT_RUN.get(name),
         "__module__": __name__,
+        **({"rows": READ[name]} if name in READ else {}),
         **SPECIAL.get(name, {}),
     }
-    return type(f"Test_{name}", (InOneProcess if name in REFUSE else Contract,), given)
+    return type(f"Test_{name}", (base,), given)
 
 
 for _name in OURS:

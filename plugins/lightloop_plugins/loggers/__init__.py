@@ -9,7 +9,11 @@ A logger of your own subclasses :class:`Logger` and says how to open, to write a
             self.file = open_in(directory, "metrics.jsonl", "a")
 
         def write(self, metrics: Mapping[str, float], step: int) -> None:
-            print(json.dumps({"step": step, **metrics}), file=self.file, flush=True)
+            print(json.dumps([step, metrics]), file=self.file)
+
+        def flush(self) -> None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
 
         def close(self, status: Ending) -> None:
             self.file.close()
@@ -61,6 +65,9 @@ class Logger(Plugin):
         """Write one row; several can have one step."""
         raise NotImplementedError
 
+    def flush(self) -> None:
+        """Put what was written on the disk; called before a checkpoint, so that no row before it can be lost."""
+
     def close(self, status: Ending) -> None:
         """Let nothing be lost; keep nothing in the attributes that cannot be pickled."""
 
@@ -89,6 +96,11 @@ class Logger(Plugin):
             self.close(
                 "failed" if loop.status == "failed" else "interrupted" if loop.status == "interrupted" else "success"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._opened:
+            self.flush()
+        return super().state_dict()
 
     def _open(self, loop: Loop) -> None:
         self.open(loop, loop.stash[RUN_DIR])

@@ -29,7 +29,7 @@ class TensorBoard(Logger):
     def _forget(self) -> None:
         self._rows: list[dict[str, float]] = []
         self._step: int | None = None
-        self._resumed: Mapping[str, Any] | None = None
+        self._resumed = False
 
     @property
     def experiment(self) -> Any:
@@ -48,41 +48,37 @@ class TensorBoard(Logger):
             ) from error
 
     def open(self, loop: Loop, directory: Path) -> None:
-        import tensorboardX
+        from lightloop_plugins.loggers.events import summary_writer
 
-        suffix = f".{uuid.uuid4().hex[:12]}"  # no file of the same second has it, and no link that was put there before
-        if self._resumed is None:
-            self._writer = tensorboardX.SummaryWriter(
-                str(directory), filename_suffix=suffix, flush_secs=self.flush_seconds
-            )
-            return
-        step, rows = self._resumed["step"], self._resumed["rows"]
-        self._writer = tensorboardX.SummaryWriter(
-            str(directory),
-            purge_step=loop.global_step,  # what the run has gone back before is hidden; what it had at this step comes again
-            filename_suffix=suffix,
-            flush_secs=self.flush_seconds,
-        )
-        for row in rows if step == loop.global_step else ():
-            self.write(row, step)
+        # Files are read in the order of their names. No other has this one, and no link that was put there before.
+        suffix = f".{loop.total_batches:09d}.{uuid.uuid4().hex[:12]}"
+        purge = loop.global_step if self._resumed else None  # what is at this step and later comes again
+        self._writer = summary_writer(directory, suffix, self.flush_seconds, purge)
+        again = self._rows if self._resumed and self._step == purge else []
+        self._step = None
+        for row in again:
+            self.write(row, loop.global_step)
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         rows = "".join(f"| {name} | {value} |\n" for name, value in hyperparameters.items())
         self._writer.add_text("hparams", "| name | value |\n|---|---|\n" + rows, 0)
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
         if step != self._step:
             self._step, self._rows = step, []
         self._rows.append(dict(metrics))
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        for name, value in metrics.items():  # not add_scalar, which makes one name of "top 1" and "top_1"
+            self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step)
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self, status: Ending) -> None:
         writer, self._writer = self._writer, None
         writer.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step, "rows": list(self._rows)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._resumed = state
+        super().load_state_dict(state)
+        self._resumed = True
