@@ -5,10 +5,12 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 from torch.utils.data import DataLoader
 
 from lightloop import Plugin, Trainer, hookimpl
@@ -196,6 +198,41 @@ def test_an_error_does_not_swallow_the_signal():
     with pytest.raises(Terminated) as ended:
         Trainer([*BARE, Failing()]).fit(Signalled("SIGTERM"), probe_batches(5))
     assert str(ended.value.__cause__) == "of the user"
+
+
+def test_a_process_that_waits_for_others_to_begin_ends_by_the_signal():
+    reading, writing = os.pipe()
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+    class Begins(Plugin):
+        name = "begins_for_test"
+        before = ("strategy",)
+
+        @hookimpl
+        def setup(self):
+            os.write(writing, b".")
+
+    pid = os.fork()
+    if pid == 0:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
+        try:
+            Trainer([Begins()], strategy="ddp").fit(Probe(), probe_batches(1))
+        finally:
+            os._exit(1)
+    os.read(reading, 1)
+    time.sleep(0.5)  # it is in the call that waits by now; where it is not, it ends as well
+    os.kill(pid, signal.SIGTERM)
+    for _ in range(600):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    os.close(reading), os.close(writing)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
 
 
 def test_a_user_who_handles_the_signal_ends_the_process_or_not():
