@@ -48,7 +48,7 @@ class TensorBoard(Logger):
             ) from error
 
     def open(self, loop: Loop, directory: Path) -> None:
-        from lightloop_plugins.loggers.events import summary_writer
+        from lightloop_plugins.loggers.tensorboard.events import summary_writer
 
         # Files are read in the order of their names. No other has this one, and no link that was put there before.
         suffix = f".{loop.total_batches:09d}.{uuid.uuid4().hex[:12]}"
