@@ -24,6 +24,7 @@ class Option:
     switch: bool = False
     enables: bool = True
     aliases: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
+    neutral: bool = False
 
     def turns_on(self, value: object, default: object) -> bool:
         """Whether giving ``value`` asks for the plugin: it differs from the default, or the switch is on."""
@@ -43,6 +44,7 @@ def option(
     switch: bool = False,
     enables: bool = True,
     aliases: Iterable[str] | Mapping[str, Callable[[Any], Any]] = (),
+    neutral: bool = False,
 ) -> Any:
     """Declare a field of a :class:`Plugin` that is a constructor argument, a Trainer keyword and a command-line flag.
 
@@ -53,9 +55,11 @@ def option(
         switch: the value says by itself whether the plugin is live: truthy is on, anything else leaves it out.
         enables: False for an option that only tunes a plugin that something else turns on.
         aliases: old keywords, which warn and work; as a mapping, with what makes today's value of an old one.
+        neutral: whether the numbers of a run are the same for every value. A run that is resumed with another value of an
+            option that is not, of a plugin that has a state or disturbs anything, is warned of it.
     """
     names = aliases if isinstance(aliases, Mapping) else dict.fromkeys(aliases, _same)
-    return dataclasses.field(default=default, metadata={OPTION: Option(help, flag, switch, enables, names)})
+    return dataclasses.field(default=default, metadata={OPTION: Option(help, flag, switch, enables, names, neutral)})
 
 
 def _same(value: Any) -> Any:

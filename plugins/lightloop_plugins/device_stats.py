@@ -36,6 +36,7 @@ class DeviceStats(Plugin):
         "Steps between two looks, or any other rhythm; None is off. Looks go into the rows of log_every_n_steps.",
         flag="log_device_stats",
         aliases={"log_gpu_memory": _when},
+        neutral=True,
     )
 
     def check(self) -> None:

@@ -32,7 +32,7 @@ class EarlyStopping(Plugin):
     monitor: str = option("val_loss", "The metric to watch.", enables=False)
     min_delta: float = option(0.0, "Changes up to this size are no improvement.", enables=False)
     patience: int = option(3, "End after so many checks in a row without an improvement.", enables=False)
-    verbose: bool = option(False, "Tell of each improvement through logging.", enables=False)
+    verbose: bool = option(False, "Tell of each improvement through logging.", enables=False, neutral=True)
     mode: Literal["min", "max", "auto"] = option(
         "min", "What is better: less, more; auto is more where the metric's name has 'acc' in it.", enables=False
     )

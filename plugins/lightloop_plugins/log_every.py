@@ -27,6 +27,7 @@ class LogEvery(Plugin):
         "Steps between two rows, or any other rhythm ('10 s', '1 epoch'); None and 0 write no rows of steps.",
         flag="log_every_n_steps",
         aliases=("row_log_interval", "add_row_log_interval"),
+        neutral=True,
     )
 
     def check(self) -> None:

@@ -46,18 +46,23 @@ class RunDir(Plugin):
     transient = ("_resumed", "_writer", "_parent")
 
     root: str | os.PathLike[str] | None = option(
-        None, "Where runs leave their files.", flag="default_root_dir", aliases=("default_save_path",), enables=False
+        None,
+        "Where runs leave their files.",
+        flag="default_root_dir",
+        aliases=("default_save_path",),
+        enables=False,
+        neutral=True,
     )
     run_name: str | None = option(
         None,
         "What the runs of an experiment have in common; the module's class if None.",
         flag="run_name",
         enables=False,
+        neutral=True,
     )
     version: int | str | None = option(
         None, "The run's own name; one that is there already is gone on with. By default a new version_N.",
-        flag="run_version", enables=False,
-    )  # fmt: skip
+        flag="run_version", enables=False, neutral=True)  # fmt: skip
 
     def check(self) -> None:
         for field in ("run_name", "version"):

@@ -45,9 +45,14 @@ class Slurm(Plugin):
         "In a SLURM job, save and put the job back into the queue when the signal comes, and go on when it starts again.",
         flag="auto_requeue",
         switch=True,
+        neutral=True,
     )
     signal: str = option(
-        "SIGUSR1", "The signal that says that the job's time is over.", flag="requeue_signal", enables=False
+        "SIGUSR1",
+        "The signal that says that the job's time is over.",
+        flag="requeue_signal",
+        enables=False,
+        neutral=True,
     )
 
     def check(self) -> None:

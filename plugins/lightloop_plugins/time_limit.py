@@ -28,6 +28,7 @@ class TimeLimit(Plugin):
         None,
         "Train for at most so long: seconds, '15 min', 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping.",
         flag="max_time",
+        neutral=True,
     )
 
     def check(self) -> None:

@@ -40,6 +40,7 @@ class Validation(Plugin):
         "Batches of each validation loader to try before training; -1 is all, 0 none.",
         flag="num_sanity_val_steps",
         aliases=("nb_sanity_val_steps",),
+        neutral=True,
     )
 
     def check(self) -> None:

@@ -116,6 +116,7 @@ BODY: Form = {
     "plugins?": [[str, str, COUNT]],
     "options?": {str: {str: str}},
     "environment?": {str: str},
+    "inputs?": {str: str},
 }
 """Of the manifest."""
 

@@ -12,6 +12,7 @@ from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.handover import DIRECTORY, HELD, READING, RESUMED
+from lightloop_plugins.checkpoint.inputs import describe_inputs
 from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.record import describe_plugins, describe_run
 from lightloop_plugins.checkpoint.remote import absolute, folder_in, folder_of
@@ -38,20 +39,27 @@ class Checkpoint(Plugin):
     requires: ClassVar[tuple[str, ...]] = ("run_dir",)
     default = True
     state = ("_trigger",)
-    transient = ("requires", "_saver", "_folder", "_about", "_reading", "_place", "last_path", "best_path")
+    transient = ("requires", "_saver", "_folder", "_about", "_inputs", "_reading", "_place", "last_path", "best_path")
 
     enabled: bool = option(
-        True, "Save checkpoints.", flag="enable_checkpointing", switch=True, aliases=("checkpoint_callback",)
+        True,
+        "Save checkpoints.",
+        flag="enable_checkpointing",
+        switch=True,
+        aliases=("checkpoint_callback",),
+        neutral=True,
     )
     directory: str | os.PathLike[str] | None = option(
         None,
         "Where checkpoints are kept: a path or a URL that fsspec knows; by default 'checkpoints' in the run's directory.",
         flag="checkpoint_dir",
+        neutral=True,
     )
     every: Rhythm = option(
         "1 epoch",
         "When to save: so many steps, '2 epochs', '500 batches', '15 min'; None saves at the end alone.",
         flag="save_every",
+        neutral=True,
     )
     monitor: str | None = option(
         None, "The metric that ranks checkpoints; one is saved when it improves.", flag="monitor"
@@ -59,17 +67,25 @@ class Checkpoint(Plugin):
     mode: Literal["min", "max"] = option(
         "min", "Whether the monitored metric is better low or high.", flag="monitor_mode"
     )
-    top_k: int = option(1, "Keep so many of the best by the monitored metric; -1 keeps all.", flag="save_top_k")
-    last: int = option(2, "Keep so many of the newest, from 1.", flag="save_last")
-    weights_only: bool = option(False, "Save the module's weights and nothing else.", flag="save_weights_only")
-    on_exception: bool = option(
-        False, "Save when an error ends the run; resumed from it, a run is not exact.", flag="save_on_exception"
+    top_k: int = option(
+        1, "Keep so many of the best by the monitored metric; -1 keeps all.", flag="save_top_k", neutral=True
     )
-    threaded: bool = option(False, "Write on a thread while training goes on.", flag="async_save")
+    last: int = option(2, "Keep so many of the newest, from 1.", flag="save_last", neutral=True)
+    weights_only: bool = option(
+        False, "Save the module's weights and nothing else.", flag="save_weights_only", neutral=True
+    )
+    on_exception: bool = option(
+        False,
+        "Save when an error ends the run; resumed from it, a run is not exact.",
+        flag="save_on_exception",
+        neutral=True,
+    )
+    threaded: bool = option(False, "Write on a thread while training goes on.", flag="async_save", neutral=True)
     on_save_error: Literal["raise", "warn"] = option(
         "raise",
         "Whether a save that fails ends the run, or three in a row may fail with a warning.",
         flag="on_save_error",
+        neutral=True,
     )
 
     def check(self) -> None:
@@ -85,6 +101,7 @@ class Checkpoint(Plugin):
         self._saver: Saver | None = None
         self._folder: Folder | None = None
         self._about: dict[str, Any] = {}
+        self._inputs: dict[str, str] = {}
         self._reading: Reading | None = None
         self._trigger = Trigger(self.every, self.monitor, self.mode)
         self._place: tuple[int, int, int] | None = None
@@ -103,6 +120,11 @@ class Checkpoint(Plugin):
             self._folder = folder_of(absolute(self.directory))
             self._folder.hold()  # before anything is opened, of the run or in it
             loop.stash[HELD] = self._folder.place
+
+    @hookimpl(specname="before_fit", wrapper=True)
+    def note_inputs(self, loop: Loop) -> Generator[None, None, None]:
+        self._inputs = describe_inputs(loop)  # before a resumed run puts anything back
+        yield
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
@@ -136,7 +158,7 @@ class Checkpoint(Plugin):
             None if resumed is None else resumed.named_in(folder.place),
         )
         saver.open()
-        self._saver, self._about = saver, describe_plugins(loop)
+        self._saver, self._about = saver, {**describe_plugins(loop), "inputs": self._inputs}
 
     @hookimpl(wrapper=True)
     def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:

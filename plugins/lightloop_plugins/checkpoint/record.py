@@ -15,11 +15,17 @@ import torch
 
 from lightloop import Loop, Plugin, fetch, warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.inputs import (
+    changed_inputs,
+    changed_options,
+    changes,
+    describe_inputs,
+    has_state,
+    shown,
+)
 
 SAVES = "checkpoint"
 """The plugin that writes checkpoints: a run goes on the same without it."""
-SHOWN = 200
-"""How long the text of an option's value may be."""
 
 
 def describe_plugins(loop: Loop) -> dict[str, Any]:
@@ -58,8 +64,8 @@ def environment(loop: Loop) -> dict[str, str]:
     }
 
 
-def differences(loop: Loop, body: Mapping[str, Any]) -> list[str]:
-    """In what the run that made the checkpoint differs from this one, one line each."""
+def differences(loop: Loop, body: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
+    """In what the run that made the checkpoint differs from this one, which is given ``inputs``; one line each."""
     lines = []
     there = {str(key): version for key, _, version in body.get("plugins", ())}
     here = {plugin.key: type(plugin).state_version for plugin in loop.plugins}
@@ -69,16 +75,16 @@ def differences(loop: Loop, body: Mapping[str, Any]) -> list[str]:
         lines.append(f"plugins that were not live then, and begin anew: {', '.join(new)}")
     if there.keys() == here.keys() and list(there) != list(here):  # with others among them, the rest may change places
         lines.append(f"the order of plugins: then {', '.join(there)}; now {', '.join(here)}")
-    was = body.get("environment", {})
-    for name, now in environment(loop).items():
-        if was.get(name) != now:
-            lines.append(f"{name}: then {was.get(name)}, now {now}")
-    return lines
+    options = body.get("options", {})
+    lines += [line for plugin in loop.plugins for line in changed_options(plugin, options.get(plugin.key, {}))]
+    if "inputs" in body:
+        lines += changed_inputs(body["inputs"], inputs)
+    return lines + changes(body.get("environment", {}), environment(loop))
 
 
 def _matters(plugin: Plugin) -> bool:
     """Whether a run with ``plugin`` is another one than a run without it."""
-    return bool(plugin.state_dict()) or not {"gradients", "parameters"}.isdisjoint(plugin.disturbs)
+    return has_state(plugin) or not {"gradients", "parameters"}.isdisjoint(plugin.disturbs)
 
 
 def check_same_run(loop: Loop, what: str, body: Mapping[str, Any], strict: bool) -> None:
@@ -91,9 +97,11 @@ def check_same_run(loop: Loop, what: str, body: Mapping[str, Any], strict: bool)
         raise CheckpointError(
             f"{what} has weights alone: a run cannot go on from it. Load it with Module.load_from_checkpoint"
         )
-    found = differences(loop, body)
+    found = differences(loop, body, describe_inputs(loop))
     if not body.get("exact", True):
         found.append("it was saved when an error ended the run, in the middle of a batch")
+    if loop.world.size > 1:
+        found = loop.world.broadcast(found)  # the record is of the main rank, as are the data that it tells of
     if found and strict:
         raise CheckpointError(f"{what} is of another run than this, and resume_strict is set:\n  " + "\n  ".join(found))
     if found and loop.world.is_main:
@@ -111,7 +119,7 @@ def finished(loop: Loop, resume: str) -> str:
 
 
 def _options(plugin: Any) -> dict[str, str]:
-    return {field.name: repr(getattr(plugin, field.name))[:SHOWN] for field in dataclasses.fields(plugin)}
+    return {field.name: shown(getattr(plugin, field.name)) for field in dataclasses.fields(plugin)}
 
 
 @cache  # to look it up takes a millisecond, as long as all else in a small checkpoint

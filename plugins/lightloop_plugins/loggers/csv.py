@@ -43,6 +43,7 @@ class Csv(Logger):
         flag="flush_logs_every_n_steps",
         aliases=("log_save_interval",),
         enables=False,
+        neutral=True,
     )
 
     def check(self) -> None:

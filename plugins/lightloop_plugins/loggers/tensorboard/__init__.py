@@ -18,7 +18,7 @@ class TensorBoard(Logger):
     state = ("_step", "_rows")
     transient = ("_writer", "_resumed")
 
-    flush_seconds: float = option(10.0, "Seconds after which what was written is on disk.", enables=False)
+    flush_seconds: float = option(10.0, "Seconds after which what was written is on disk.", enables=False, neutral=True)
 
     def check(self) -> None:
         if not self.flush_seconds > 0:
