@@ -1,5 +1,6 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
+from lightloop.contexts import context
 from lightloop.data import size_of, with_is_last
 from lightloop.discovery import discover
 from lightloop.dispatch import Relay
@@ -10,6 +11,7 @@ from lightloop.hookspecs import Hooks, hookimpl, hookspec
 from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
 from lightloop.module import Module
+from lightloop.notes import add_note
 from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin
@@ -60,10 +62,12 @@ __all__ = [
     "Window",
     "World",
     "Writer",
+    "add_note",
     "apart",
     "batch_size",
     "bind",
     "clip_norm_",
+    "context",
     "defined",
     "describe",
     "discover",

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import linecache
+import re
 import types
 from collections.abc import Callable, Generator, Sequence
-from functools import cache
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from lightloop.notes import add_note, notes_of
 
 OWN = "loop"
 """The name under which the loop's own answers are registered."""
 Answers = Literal["first", "all", "none"]
 """What is wanted of the answers to a hook."""
-LINES: dict[Answers, str] = {
-    "first": "if (answer := {}) is not None: return answer",
-    "all": "if (answer := {}) is not None: answers.append(answer)",
-    "none": "{}",
-}
+ANSWERED = "(answer := {call}) is not None"
+CHECKED = ANSWERED + " and (type(answer) in {known} or (answer := {check}(answer)) is not None)"
+THEN: dict[Answers, str] = {"first": "return answer", "all": "answers.append(answer)"}
+
+
+EVERY: frozenset[type] = frozenset()
+"""Stands for the types of all answers, where none is checked."""
+
+
+class Check(NamedTuple):
+    """How the answers of one implementation are checked; of a type that was seen before, that takes no call."""
+
+    known: set[type] | frozenset[type]
+    """The types of the answers that were right."""
+    check: Callable[[Any], Any]
+    """Gives back an answer that is right, raises what is to be said of a wrong one, or gives None to ignore it."""
 
 
 def blame(error: BaseException, hook: str, impl: Any) -> None:
     """Note on ``error`` in which plugin and hook it was raised."""
     if impl.plugin_name != OWN:
-        error.add_note(f"in {hook} of {impl.plugin.label}")
+        add_note(error, f"in {hook} of {impl.plugin.label}")
 
 
 def in_turn(
@@ -31,13 +45,15 @@ def in_turn(
     impls: Sequence[Any],
     functions: Sequence[Callable[..., Any]],
     answers: Answers,
+    checks: Sequence[Check | None] = (),
 ) -> Callable[..., Any]:
     """A function that calls ``functions``, those of ``impls``, one after another and gives what is wanted of their answers.
 
     Each call has a line of its own, by which the plugin is found that an exception comes from.
     """
-    calls = [f"f{index}({', '.join(impl.argnames)})" for index, impl in enumerate(impls)]
-    lines = [f"  {LINES[answers].format(call)}" for call in calls]
+    names = [re.sub(r"\W", "_", f"p{index}_{impl.plugin_name}") for index, impl in enumerate(impls)]
+    checked = [*checks, *[None] * (len(impls) - len(checks))]
+    lines = [_line(each, impl, answers, check) for each, impl, check in zip(names, impls, checked, strict=True)]
     head = [f"def {name}({', '.join(arguments)}):", *([" answers = []"] if answers == "all" else []), " try:"]
     foot = [" except BaseException as error:", "  fault(error)", "  raise"]
     end = [" return answers"] if answers == "all" else []
@@ -46,25 +62,40 @@ def in_turn(
         assert error.__traceback__ is not None
         blame(error, name, impls[error.__traceback__.tb_lineno - len(head) - 1])
 
-    space: dict[str, Any] = {f"f{index}": function for index, function in enumerate(functions)} | {"fault": fault}
-    exec(_code("\n".join([*head, *(lines or ["  pass"]), *foot, *end]), f"<hook {name}>"), space)
+    space: dict[str, Any] = dict(zip(names, functions, strict=True)) | {"fault": fault}
+    for each, check in zip(names, checked, strict=True):
+        if check is not None:
+            space |= {f"known_{each}": check.known, f"check_{each}": check.check}
+    exec(_code("\n".join([*head, *(lines or ["  pass"]), *foot, *end]), name), space)
     return space[name]  # type: ignore[no-any-return]
 
 
-@cache
+def _line(name: str, impl: Any, answers: Answers, check: Check | None) -> str:
+    call = f"{name}({', '.join(impl.argnames)})"
+    if answers == "none":
+        return f"  {call}"
+    answered = ANSWERED if check is None else CHECKED
+    return f"  if {answered.format(call=call, known=f'known_{name}', check=f'check_{name}')}: {THEN[answers]}"
+
+
+@lru_cache(4096)
 def _code(source: str, name: str) -> types.CodeType:
-    """``source`` compiled under a name of its own, by which tracebacks and debuggers find its lines."""
-    name = name if name not in linecache.cache else f"{name[:-1]} {len(linecache.cache)}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    return compile(source, name, "exec")
+    """``source``, compiled; tracebacks and debuggers show its lines."""
+    entry = len(source), None, source.splitlines(keepends=True)
+    files = (f"<hook {name}{number}>" for number in ("", *(f" {number}" for number in range(2, 10**6))))
+    file = next(file for file in files if linecache.cache.setdefault(file, (*entry, file))[:3] == entry)
+    return compile(source, file, "exec")
 
 
-def around(name: str, impl: Any, function: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+def around(
+    name: str, impl: Any, function: Callable[..., Any], inner: Callable[..., Any], check: Check | None = None
+) -> Callable[..., Any]:
     """``inner`` surrounded by the wrapper ``impl``, whose generator ``function`` yields once.
 
     An error that a wrapper raises by accident while another is on its way is noted on that one; it takes its place only
     if the wrapper says ``raise ... from``.
     """
+    known, checked = check or (EVERY, _same)
 
     def call(**given: Any) -> Any:
         wrapper: Generator[None, Any, Any] = function(*(given[argument] for argument in impl.argnames))
@@ -78,11 +109,13 @@ def around(name: str, impl: Any, function: Callable[..., Any], inner: Callable[.
         try:
             result = inner(**given)
         except BaseException as error:
-            return _unwind(name, impl, wrapper, error)
+            answer = _unwind(name, impl, wrapper, error)
+            return answer if known is EVERY or type(answer) in known else checked(answer)
         try:
             wrapper.send(result)
         except StopIteration as stop:
-            return stop.value
+            answer = stop.value
+            return answer if known is EVERY or type(answer) in known else checked(answer)
         except BaseException as error:
             blame(error, name, impl)
             raise
@@ -91,6 +124,10 @@ def around(name: str, impl: Any, function: Callable[..., Any], inner: Callable[.
 
     call.__name__ = name
     return call
+
+
+def _same(answer: Any) -> Any:
+    return answer
 
 
 def _unwind(name: str, impl: Any, wrapper: Generator[None, Any, Any], error: BaseException) -> Any:
@@ -105,10 +142,10 @@ def _unwind(name: str, impl: Any, wrapper: Generator[None, Any, Any], error: Bas
             raise
         if not itself:
             blame(other, name, impl)
-            error.add_note(f"then also: {type(other).__name__}: {other} ({other.__notes__[-1]})")
+            add_note(error, f"then also: {type(other).__name__}: {other} ({notes_of(other)[-1]})")
     else:
         wrapper.close()
-        error.add_note(f"then also: {_misuse(name, impl, 'yielded a second time')}")
+        add_note(error, f"then also: {_misuse(name, impl, 'yielded a second time')}")
     raise error
 
 
@@ -116,4 +153,4 @@ def _misuse(name: str, impl: Any, what: str) -> RuntimeError:
     return RuntimeError(f"the wrapper of {name} in plugin {impl.plugin_name!r} {what}; it must yield exactly once")
 
 
-__all__ = ["OWN", "Answers", "around", "blame", "in_turn"]
+__all__ = ["OWN", "Answers", "Check", "around", "blame", "in_turn"]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pluggy
 
-from lightloop.compiled import OWN, Answers, around, blame, in_turn
+from lightloop.answers import Wanted
+from lightloop.compiled import OWN, Answers, Check, around, blame, in_turn
 from lightloop.guard import guarded, guarded_wrapper
 from lightloop.hookspecs import Hooks
+from lightloop.notes import add_note, notes_of
 from lightloop.warning import warn
 
 CLEAN_UP = ("after_evaluation", "on_error", "after_fit", "teardown")
@@ -122,8 +124,7 @@ class Relay(Hooks):
                         failures.append(raised)
         if error is not None:
             for failure in failures:
-                note = "; ".join(getattr(failure, "__notes__", ()))
-                error.add_note(f"then also {type(failure).__name__}: {failure} ({note})")
+                add_note(error, f"then also {type(failure).__name__}: {failure} ({'; '.join(notes_of(failure))})")
             ends = next((failure for failure in failures if not isinstance(failure, Exception)), None)
             if ends is not None and isinstance(error, Exception):
                 raise ends from error
@@ -154,10 +155,34 @@ class Relay(Hooks):
         plain = [impl for impl in impls if not impl.wrapper]
         tells = spec.function.__annotations__.get("return", "") in (None, "None")
         answers: Answers = "first" if spec.opts["firstresult"] else "none" if tells else "all"
-        call = in_turn(name, spec.argnames, plain, [self._function(name, impl) for impl in plain], answers)
+        own = next((impl.function for impl in impls if impl.plugin_name == OWN), None)
+        wanted = None if answers == "none" else Wanted(spec.function, own)
+        checks = [self._check(name, impl, wanted) for impl in plain]
+        call = in_turn(name, spec.argnames, plain, [self._function(name, impl) for impl in plain], answers, checks)
         for impl in reversed([impl for impl in impls if impl.wrapper]):
-            call = around(name, impl, self._function(name, impl), call)
+            check = self._check(name, impl, wanted) if answers == "first" else None
+            call = around(name, impl, self._function(name, impl), call, check)
         return call
+
+    def _check(self, name: str, impl: Any, wanted: Wanted | None) -> Check | None:
+        """How the answers of ``impl`` are held to what is ``wanted``; None where there is nothing to hold them to."""
+        if wanted is None or not wanted.is_known or impl.plugin_name == OWN:
+            return None
+        known: set[type] = set()
+
+        def check(answer: Any) -> Any:
+            if wanted.fits(answer) and (answer is not None or wanted.may_be_none):
+                known.add(type(answer))
+                return answer
+            error = wanted.refusal(impl.plugin.label, name, answer, impl.wrapper)
+            if impl.wrapper:
+                blame(error, name, impl)
+            if impl.wrapper or impl.plugin.on_failure == "stop":
+                raise error
+            self._disable(impl.plugin, name, error)
+            return None
+
+        return Check(known, check)
 
     def _function(self, name: str, impl: Any) -> Callable[..., Any]:
         """What is called for ``impl``: its function, in which failures are caught and calls are watched if that is asked for."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from lightloop.contexts import context
 from lightloop.data import as_loaders, check_loader, with_is_last
 from lightloop.metrics import Running
+from lightloop.notes import add_note
 from lightloop.randomness import keep_random
 from lightloop.signatures import Argument, Fixed, Step, bind, defined
 
@@ -102,7 +103,7 @@ def evaluate(
             loop.hook.after_evaluation_batches(loop=loop)  # type: ignore[arg-type]
             evaluation.metrics = loop.metrics.take_epoch(loop.world, keep=not sanity)
         except BaseException as error:
-            error.add_note(f"at {loop.place()}")
+            add_note(error, f"at {loop.place()}")
             loop.hook.conclude("after_evaluation", error=error, loop=loop)
             raise
         loop.hook.conclude("after_evaluation", loop=loop)
@@ -151,7 +152,7 @@ def _whole(module: nn.Module) -> Callable[..., Any]:
     return forward
 
 
-@contextmanager
+@context
 def _aside(loop: State, sanity: bool) -> Iterator[None]:
     """Set aside the running metrics of what this pass is inside, an epoch or another pass; for a sanity check, all."""
     metrics, outer = loop.metrics, loop.evaluation
@@ -167,7 +168,7 @@ def _aside(loop: State, sanity: bool) -> Iterator[None]:
         loop.evaluation = outer
 
 
-@contextmanager
+@context
 def _modes_kept(module: nn.Module) -> Iterator[None]:
     modes = [(part, part.training) for part in module.modules()]
     try:
@@ -177,7 +178,7 @@ def _modes_kept(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-@contextmanager
+@context
 def _random_kept() -> Iterator[None]:
     put_back = keep_random()
     try:

@@ -9,28 +9,66 @@ from typing import Any
 
 import pluggy
 
+from lightloop.bytecode import returns_nothing, yields_nothing
 from lightloop.dispatch import CLEAN_UP, OWN
 from lightloop.found import PluginError
-from lightloop.nearest import nearest
+from lightloop.nearest import differ_by_a_letter, nearest
 from lightloop.plugin import Plugin
 
 
-def check_hooks(plugin: Plugin, hooks: Mapping[str, pluggy.HookCaller]) -> None:
-    """Refuse what one plugin marks as a hook, or forgets to mark."""
-    label = plugin.label
-    for name, method in inspect.getmembers(type(plugin), inspect.isroutine):
-        marked = getattr(method, "lightloop_impl", None)
-        where = f"{label}: hook {name!r}"
+def check_hooks(plugin: Plugin, hooks: Mapping[str, pluggy.HookCaller]) -> list[str]:
+    """Refuse what one plugin marks as a hook, or forgets to mark; the doubts that it leaves are returned as warnings."""
+    doubts = []
+    for name in dir(type(plugin)):
+        method = inspect.getattr_static(type(plugin), name)
+        marked, where = _mark(method), f"{plugin.label}: hook {name!r}"
         if marked is None:
-            if name in hooks and _looks_like(method, hooks[name]):
-                raise PluginError(f"{where} is not marked and would never be called: write @hookimpl above it")
+            doubts += _unmarked(plugin, name, method, hooks)
             continue
+        if not inspect.isfunction(method):
+            raise PluginError(
+                f"{where} is a {type(method).__name__} and would never be called: make it a plain method, "
+                f"'@hookimpl' above 'def {name}(self, loop)'"
+            )
         hook = marked.get("specname") or name
         if hook in hooks:
             _check_parameters(where, method, hooks[hook])
             _check_kind(where, hook, method, marked, hooks[hook])
         elif not marked["optionalhook"]:
             raise PluginError(f"{where} does not exist.{nearest(hook, hooks)}")
+    return doubts
+
+
+def _mark(method: object) -> Mapping[str, Any] | None:
+    """What ``hookimpl`` has written on a method, also beneath ``classmethod``, ``property`` and the like."""
+    for inner in (method, *(getattr(method, name, None) for name in ("__func__", "fget", "func"))):
+        if (mark := getattr(inner, "lightloop_impl", None)) is not None:
+            return mark  # type: ignore[no-any-return]
+    return None
+
+
+def _unmarked(plugin: Plugin, name: str, method: object, hooks: Mapping[str, pluggy.HookCaller]) -> list[str]:
+    """Refuse a method that looks like a hook and is not marked, and doubt one that has, or nearly has, a hook's name."""
+    of_hook = name in hooks and not name.startswith("_")
+    if of_hook and inspect.isfunction(method) and _looks_like(method, hooks[name]):
+        raise PluginError(
+            f"{plugin.label}: hook {name!r} is not marked and would never be called: write @hookimpl above it"
+        )
+    if of_hook and (callable(method) or isinstance(method, (classmethod, staticmethod, property))):
+        spec = hooks[name].spec
+        arguments = ", ".join(("self", *(spec.argnames if spec else ())))
+        return [
+            f"{plugin.label}: {name!r} has the name of a hook, is not marked as one and is never called: write "
+            f"'@hookimpl' above 'def {name}({arguments})', or rename it, such as to {f'_{name}'!r}"
+        ]
+    if name.startswith("_") or hasattr(Plugin, name) or not inspect.isfunction(method):
+        return []
+    meant = [hook for hook in hooks if differ_by_a_letter(name, hook) and _looks_like(method, hooks[hook])]
+    return [
+        f"{plugin.label}: {name!r} differs by a letter from the hook {hook!r}, is not marked and is never called as one: "
+        f"write '@hookimpl' above 'def {hook}', or rename it"
+        for hook in meant
+    ]
 
 
 def check_answers(hooks: Mapping[str, pluggy.HookCaller]) -> None:
@@ -84,8 +122,25 @@ def _check_kind(where: str, hook: str, method: Any, marked: Mapping[str, Any], c
         raise PluginError(f"{where} cannot be wrapped: plugins are set up one after another")
     if marked["wrapper"] and not yields:
         raise PluginError(f"{where} is a wrapper and must yield once, where the others are called")
-    if inspect.iscoroutinefunction(method) or (yields and tells and not marked["wrapper"]):
-        raise PluginError(f"{where} is a generator or a coroutine and would never run; a wrapper says wrapper=True")
+    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        raise PluginError(f"{where} is a coroutine and would never run: write 'def' in place of 'async def'")
+    if yields and not marked["wrapper"] and (tells or not _may_yield(hook, method, caller)):
+        raise PluginError(
+            f"{where} is a generator and would never run: a wrapper says '@hookimpl(wrapper=True)', and what is no wrapper "
+            "returns in place of yielding"
+        )
+    if marked["wrapper"] and not tells and returns_nothing(method):
+        raise PluginError(
+            f"{where} is a wrapper that returns nothing, so that the answer is lost: end it with 'return (yield)', or with "
+            "'answer = yield' and 'return answer'"
+        )
+
+
+def _may_yield(hook: str, method: Any, caller: pluggy.HookCaller) -> bool:
+    """Whether a generator is an answer; a loader is read anew in each epoch, which a generator cannot be."""
+    assert caller.spec is not None
+    annotation = str(caller.spec.function.__annotations__.get("return", ""))
+    return "Iterable" in annotation and hook != "prepare_loader" and not yields_nothing(method)
 
 
 def _places(one: Plugin, other: Plugin) -> bool:

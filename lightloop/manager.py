@@ -54,8 +54,8 @@ class Manager:
         self._add_hooks()
         self._pluggy.register(operations, OWN)
         hooks = self._hooks()
-        for plugin in plugins:
-            check_hooks(plugin, hooks)
+        self.doubts = [doubt for plugin in plugins for doubt in check_hooks(plugin, hooks)]
+        """What the plugins' authors are to be warned of."""
         for plugin in reversed(self.plugins):
             self._pluggy.register(plugin, plugin.key)
         check_answers(hooks)

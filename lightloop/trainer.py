@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from lightloop.contexts import context
 from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
 from lightloop.listing import Entry, Listing, from_environment
@@ -18,6 +18,7 @@ from lightloop.loop import Loop
 from lightloop.manager import Manager
 from lightloop.metrics import fetch
 from lightloop.module import Module
+from lightloop.notes import add_note
 from lightloop.operations import Operations
 from lightloop.plugin import Plugin
 from lightloop.plugin_attributes import PluginAttributes
@@ -145,7 +146,8 @@ class Trainer(RunAttributes, PluginAttributes):
             for name, each in found.items()
             for argument in (each.plugin.arguments if each.plugin else ())
         }
-        Manager(live, Operations())  # for what it refuses
+        for doubt in Manager(live, Operations()).doubts:
+            warn(doubt)
         return live
 
     def _loop(
@@ -193,7 +195,7 @@ class Trainer(RunAttributes, PluginAttributes):
                     loop.status = "finished"
             except BaseException as error:
                 if loop.stage == "fit":  # a pass of evaluation has said where it was
-                    error.add_note(f"at {loop.place()}")
+                    add_note(error, f"at {loop.place()}")
                 loop.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 loop.hook.conclude("on_error", *endings, error=error, among=begun, loop=loop)
                 raise
@@ -246,7 +248,7 @@ def _place_of(loop: Loop) -> Loop:
     return place
 
 
-@contextmanager
+@context
 def _known_to(module: nn.Module, loop: Loop) -> Iterator[None]:
     before = [(part, part._loop) for part in module.modules() if isinstance(part, Module)]  # a user may have wrapped it
     for part, _ in before:

@@ -21,6 +21,7 @@ from lightloop.cli.parser import make_parser
 from lightloop.found import PluginError
 from lightloop.hookspecs import hookimpl
 from lightloop.loop import Loop
+from lightloop.notes import notes_of
 from lightloop.order import OrderError
 from lightloop.plugin import Plugin
 from lightloop.randomness import seed_everything
@@ -164,12 +165,12 @@ def _show(metrics: Mapping[str, float]) -> None:
 
 def _began(error: BaseException) -> bool:
     """Whether an error was raised inside a run: those have a note on the place."""
-    return any(note.startswith("at epoch ") for note in getattr(error, "__notes__", ()))
+    return any(note.startswith("at epoch ") for note in notes_of(error))
 
 
 def _failed(stage: Stage, error: Exception) -> int:
     traceback.print_exception(error)
-    where = "; ".join(getattr(error, "__notes__", ()))
+    where = "; ".join(notes_of(error))
     print(f"lightloop {stage}: {type(error).__name__}: {error}" + (f" ({where})" if where else ""), file=sys.stderr)
     return 1
 

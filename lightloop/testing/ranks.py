@@ -22,6 +22,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lightloop.discovery import discover
+from lightloop.notes import notes_of
 
 
 @dataclass
@@ -125,7 +126,7 @@ def _rank(
     try:
         outcome.value = function(*arguments)
     except BaseException as error:
-        outcome.error = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        outcome.error = "\n".join([f"{type(error).__name__}: {error}", *notes_of(error)])
         outcome.trace = traceback.format_exc()
     outcome.seconds = time.monotonic() - began
     sys.stdout.flush(), sys.stderr.flush()

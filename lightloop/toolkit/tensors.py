@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from lightloop.contexts import context
 from lightloop.optimizers import parameters_of
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop
 
 
-@contextmanager
+@context
 def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Keep ``parameters`` from requiring gradients; afterwards those that did do so again."""
     thawed = [parameter for parameter in parameters if parameter.requires_grad]

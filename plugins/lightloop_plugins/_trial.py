@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from lightloop import Loop, Plugin, Trainer, hookimpl, keep_random
+from lightloop import Loop, Plugin, Trainer, context, hookimpl, keep_random
 
 ASIDE = (
     "batch_size_find",
@@ -107,7 +106,7 @@ def free_memory() -> None:
         empty_cache()
 
 
-@contextmanager
+@context
 def _generators_kept(loader: Iterable[Any] | None) -> Iterator[None]:
     """Put the generators by which a DataLoader shuffles back to where they were."""
     parts: list[Any] = [loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler"))]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from lightloop import Loop, Plugin, defined, hookimpl, warn
+from lightloop import Loop, Plugin, context, defined, hookimpl, warn
 
 
 class LRSchedule(Plugin):
@@ -131,7 +130,7 @@ def _has_begun(scheduler: Any) -> bool:
     return getattr(scheduler, "_step_count", 1) > 1 and not hasattr(scheduler, "_schedulers")
 
 
-@contextmanager
+@context
 def _order_is_right() -> Iterator[None]:
     """Torch takes a scheduler's first step for a mistake where the optimizer's own first was skipped or is wrapped."""
     with warnings.catch_warnings():

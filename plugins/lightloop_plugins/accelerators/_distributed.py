@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from lightloop import Key
+from lightloop import Key, add_note
 from lightloop_plugins.accelerators._control import ControlledWorld, RankError
 
 T = TypeVar("T")
@@ -177,10 +177,10 @@ class ProcessWorld(ControlledWorld):
             else:
                 first = self._first_error()
             if not first.startswith(f"rank {self.rank}:"):
-                error.add_note(f"{FIRST} {first}")
+                add_note(error, f"{FIRST} {first}")
             self.store.set(f"knows/{self.rank}", "1")
         except RuntimeError:
-            error.add_note("another rank is gone; if it was not killed, its own error is in what it wrote")
+            add_note(error, "another rank is gone; if it was not killed, its own error is in what it wrote")
 
     def _first_error(self) -> str:
         assert self.store is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightloop import Loop, hookimpl, option
+from lightloop import Loop, add_note, hookimpl, option
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.accelerators._distributed import ProcessWorld, unexplained
 from lightloop_plugins.accelerators._processes import Processes, no_closures
@@ -126,9 +126,10 @@ class Fsdp(Processes):
     def on_error(self, loop: Loop, error: BaseException) -> None:
         super().on_error(loop, error)
         if self._route is not None and unexplained(error):
-            error.add_note(
+            add_note(
+                error,
                 "fsdp: if no rank has failed for a reason of its own, they went through different blocks, as by a branch in "
-                "forward that goes by a rank's data: fsdp_check_blocks=True names it"
+                "forward that goes by a rank's data: fsdp_check_blocks=True names it",
             )
 
     @hookimpl

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import Literal
 
-from lightloop import Loop, Plugin, Setup, hookimpl, option
+from lightloop import Loop, Plugin, Setup, add_note, hookimpl, option
 from lightloop_plugins.accelerators._horovod import (
     HorovodWorld,
     average_gradients,
@@ -105,8 +105,8 @@ class Horovod(Plugin):
         if not isinstance(loop.world, HorovodWorld):
             return
         if not loop.world.fail(error, loop.place()):
-            error.add_note(
-                "another rank has failed or is gone; if it was not killed, its own error is in what it wrote"
+            add_note(
+                error, "another rank has failed or is gone; if it was not killed, its own error is in what it wrote"
             )
 
     @hookimpl

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lightloop import Loop, Plugin
+from lightloop import Loop, Plugin, add_note
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import modules, optimizers
 from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
@@ -74,7 +74,7 @@ def take_plugin(plugin: Plugin) -> dict[str, Any]:
     try:
         return {"version": type(plugin).state_version, "state": dict(plugin.state_dict())}
     except Exception as error:
-        error.add_note(f"in state_dict of {plugin.label}, while saving a checkpoint")
+        add_note(error, f"in state_dict of {plugin.label}, while saving a checkpoint")
         raise
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightloop import Loop, frozen, needs_closure, parameters_of
+from lightloop import Loop, context, frozen, needs_closure, parameters_of
 
 
 class Manual:
@@ -60,7 +59,7 @@ class Manual:
         loop.close_window(self._next_step())
         loop.optimizer_idx = None
 
-    @contextmanager
+    @context
     def toggled(self, optimizer: Optimizer) -> Iterator[None]:
         """Let the parameters that only other optimizers have require no gradient meanwhile."""
         own = set(parameters_of(optimizer))
@@ -105,7 +104,7 @@ class Manual:
             loop.window.clear()
             loop.optimizer_idx = None
 
-    @contextmanager
+    @context
     def unseen(self) -> Iterator[None]:
         """Take no notice of steps meanwhile: the loop itself takes them."""
         self._inside += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from lightloop import Loop, Plugin, hookimpl, map_leaves, needs_closure, option
+from lightloop import Loop, Plugin, context, hookimpl, map_leaves, needs_closure, option
 from lightloop_plugins.precision.lstm import bypass_onednn
 
 NAMES = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed", "64-true": "64"}
@@ -194,7 +194,7 @@ def _cast(leaf: Any, path: str, dtype: torch.dtype) -> Any:
     return leaf
 
 
-@contextmanager
+@context
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, defined, describe, hookimpl, is_collated, needs_closure, option
+from lightloop import Loop, Plugin, add_note, defined, describe, hookimpl, is_collated, needs_closure, option
 from lightloop_plugins._trial import is_out_of_memory
 from lightloop_plugins.split_on_oom.pieces import REMEDY, Gradients, add_gradients, cut, remember, take_gradients
 
@@ -132,7 +132,7 @@ class SplitOnOOM(Plugin):
             raise error
         size = self._most_pieces(loop, error)
         if self.pieces >= size:
-            error.add_note(f"split_on_oom: even with this batch of {size} cut into {self.pieces} pieces")
+            add_note(error, f"split_on_oom: even with this batch of {size} cut into {self.pieces} pieces")
             raise error
         self.pieces *= 2
         error.__traceback__ = None  # it holds what the attempt had on the device

@@ -1,0 +1,188 @@
+"""Nothing that an author of a plugin gets wrong is silent, in a plugin that is listed and in one that is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import traceback
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lightloop import PluginError, Trainer, hookimpl
+from lightloop.compiled import in_turn
+from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
+from tests.core.mistakes import ANSWERS, DOUBTED, REFUSED, Mistake
+from tests.core.test_manager import of_hooks
+
+WHO = "plugin 'mistaken' (mistaken_module)"
+
+
+def made(mistake: Mistake, default: bool = False) -> Any:
+    """The class of a mistake, of a module of its own."""
+    module = ModuleType("mistaken_module")
+    exec(compile(mistake.source(default), "mistaken_module.py", "exec"), vars(module))
+    return module.Mistaken
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_never_work_is_refused_when_the_trainer_is_made(name):
+    mistake = REFUSED[name]
+    with pytest.raises(PluginError, match=f"^{mistake.pattern(WHO)}"):
+        Trainer(["-*", made(mistake)])
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_what_is_most_likely_a_mistake_is_warned_of_once_for_each_trainer(name):
+    mistake = DOUBTED[name]
+    kind = made(mistake)
+    with pytest.warns(UserWarning, match=f"^{mistake.pattern(WHO)}") as warned:
+        trainer = Trainer(["-*", kind])
+    trainer.fit(Probe(), probe_batches(1))  # which warns no second time
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+class Asks(TinyClassifier):
+    """Asks for what some operations answer."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        assert self._loop is not None
+        _ = self._loop.total_steps
+        return loss
+
+
+def norms(kind: Any) -> Any:
+    def before_step(self: Any, loop: Any) -> None:
+        loop.grad_norm()
+        loop.stop("so that may_stop is asked")
+
+    return type("Norms", (kind,), {"before_step": hookimpl(before_step), "__module__": "mistaken_module"})
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_of_the_wrong_type_names_the_plugin_and_what_is_wanted(name):
+    with pytest.raises(TypeError) as info:
+        Trainer(["-*", norms(made(ANSWERS[name]))]).fit(Asks(), classification_batches(2))
+    hook = name.removeprefix("wrapper-of-").strip("-")
+    assert str(info.value).startswith(f"{WHO} answered {hook!r} with ")
+    assert ANSWERS[name].said in str(info.value)
+    assert any(f"in {hook} of {WHO}" in note for note in info.value.__notes__)
+
+
+def test_an_answer_is_held_to_it_in_every_batch_and_right_ones_take_no_call():
+    holds = of_hooks("holds", hold_step=hookimpl(lambda self, loop: "yes" if loop.batch_idx == 2 else None))
+    with pytest.raises(TypeError, match="answered 'hold_step' with 'yes'") as info:
+        Trainer(["-*", holds]).fit(Probe(), probe_batches(4))
+    assert "at epoch 0, batch 2" in info.value.__notes__
+
+
+def test_a_wrapper_that_loses_the_answer_on_one_way_is_named():
+    def step(self, loop):
+        applied = yield
+        if loop.batch_idx == 0:
+            return applied
+
+    with pytest.raises(TypeError, match=r"'bad' \(.*\) wraps 'step' and returned None in place of the answer: end it"):
+        Trainer(["-*", of_hooks(step=hookimpl(step, wrapper=True))]).fit(Probe(), probe_batches(2))
+
+
+def test_the_failure_of_one_that_may_be_taken_out_is_a_wrong_answer_too():
+    holds = of_hooks("holds", hold_step=hookimpl(lambda self, loop: 1), on_failure="disable")
+    with pytest.warns(
+        UserWarning, match="'holds' .* is out for the rest of the run; it failed in hold_step: TypeError"
+    ):
+        result = Trainer(["-*", holds]).fit(Probe(), probe_batches(2))
+    assert result.global_step == 2
+    assert list(result.disabled) == ["holds"]
+
+
+def test_none_is_an_answer_where_anything_is():
+    def forward(self, loop):
+        output = yield
+        return output if loop.batch_idx else None
+
+    result = Trainer(["-*", of_hooks(forward=hookimpl(forward, wrapper=True))]).fit(Probe(), probe_batches(3))
+    assert result.global_step == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """Lets no attribute be set, so that Python can add no note to it."""
+
+    code: int
+
+
+class Raises(Probe):
+    def training_step(self, batch):
+        raise self.error
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate"])
+def test_an_exception_that_takes_no_notes_is_cleaned_up_after_like_any_other(stage):
+    seen = []
+    told = {
+        "after_fit": hookimpl(lambda self: seen.append("after_fit")),
+        "teardown": hookimpl(lambda self: seen.append("teardown")),
+    }
+
+    def on_error(self, loop, error):
+        seen.append(error)
+        raise ValueError("and then this")
+
+    module = Raises()
+    module.validation_step = module.training_step
+    module.error = FrozenError(3)
+    with pytest.raises(FrozenError) as info:
+        getattr(Trainer(["-*", of_hooks("told", on_error=hookimpl(on_error), **told)]), stage)(module, probe_batches(1))
+    assert info.value is module.error
+    assert seen == [module.error, *(["after_fit"] if stage == "fit" else []), "teardown"]
+    assert any(note.startswith("at epoch 0, ") for note in info.value.__notes__)
+    assert any(
+        note.startswith("then also ValueError: and then this (in on_error of plugin 'told'")
+        for note in info.value.__notes__
+    )
+
+
+def test_a_traceback_shows_the_line_of_a_compiled_hook():
+    def fails(self):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as info:
+        Trainer(["-*", of_hooks("my-own", hold_step=hookimpl(fails))]).fit(Probe(), probe_batches(1))
+    text = "".join(traceback.format_exception(info.value))
+    assert "in hold_step\n    if (answer := p0_my_own()) is not None" in text
+
+
+def test_the_same_source_is_shown_under_the_same_name_and_another_under_another():
+    class Impl:
+        argnames = ("x",)
+
+        def __init__(self, name):
+            self.plugin_name = name
+
+    def file(*names):
+        impls = [Impl(name) for name in names]
+        return in_turn("hook_of_a_test", ["x"], impls, [print] * len(impls), "none").__code__.co_filename
+
+    assert file("a") == file("a") == "<hook hook_of_a_test>"
+    assert file("a", "b") == "<hook hook_of_a_test 2>"
+    assert file("7") == "<hook hook_of_a_test 3>"
+
+
+def test_answers_of_what_comes_with_lightloop_are_right(tmp_path, capsys):
+    trainer = Trainer(
+        max_epochs=2,
+        accumulate_grad_batches=2,
+        gradient_clip_val=1.0,
+        track_grad_norm=2,
+        precision="bf16-mixed",
+        nonfinite="skip_step",
+        default_root_dir=tmp_path,
+        limit_train_batches=3,
+        overfit_batches=0,
+    )
+    result = trainer.fit(TinyClassifier(), classification_batches(4), classification_batches(1))
+    assert result.status == "finished"
+    assert "lightloop_plugins" in sys.modules
