@@ -297,4 +297,4 @@ def test_a_traceback_shows_the_lines_that_were_compiled():
             Trainer(plugins).fit(Probe(), probe_batches(1))
         lines = [frame.line for frame in traceback.extract_tb(info.value.__traceback__) if frame.name == "after_batch"]
         shown.append(lines[0])
-    assert shown == ["f0(loop)", "f1(loop)"]
+    assert shown == ["p0_fails(loop)", "p1_fails(loop)"]
