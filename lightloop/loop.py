@@ -176,7 +176,7 @@ class Loop(State):
         self.optimizer_steps = [0] * len(self.optimizers)
         order = [name for name in self.step_order if name != "optimizer_idx" or len(self.optimizers) > 1]
         step: Any = self.module.training_step
-        self.training_step = bind(step, order, self.step_arguments, ("batch",), self.absent_arguments)
+        self.training_step = self.user_step = bind(step, order, self.step_arguments, ("batch",), self.absent_arguments)
         self.windows = windows_for(setup, takes(self.training_step, "optimizer_idx"))
         self._replays = [needs_closure(window.optimizer) for window in self.windows]
         for index in range(len(self.windows)):

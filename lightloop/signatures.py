@@ -78,7 +78,7 @@ def bind(
 
 
 def takes(step: Step, name: str) -> bool:
-    """Whether the user's function behind ``step``, which :func:`bind` made, is given the argument ``name``."""
+    """Whether the user's function behind ``step``, which :func:`bind` made (``loop.user_step``), is given ``name``."""
     return name in step.given  # type: ignore[attr-defined]
 
 

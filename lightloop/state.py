@@ -112,6 +112,8 @@ class State(Control):
         self.evaluation_arguments: dict[str, Argument] = {}
         """What plugins offer to the steps of evaluation by name, beside ``lightloop.evaluation.ARGUMENTS``."""
         self.training_step: Step | None = None
+        self.user_step: Step | None = None
+        """The module's training_step, where a strategy has put a function of its own in the place of ``training_step``."""
         self._counted: tuple[Any, int | None] | None = None
         self._uncounted: set[Stage] = set()
         """The stages in which it has been said that samples cannot be counted."""

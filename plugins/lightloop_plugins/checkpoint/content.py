@@ -10,6 +10,7 @@ from lightloop import Loop, Plugin, add_note
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import modules, optimizers
 from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
+from lightloop_plugins.checkpoint.partial import LeftOut, check_base, without
 from lightloop_plugins.checkpoint.random_state import take_global, try_global
 from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
 from lightloop_plugins.checkpoint.reading import Reading
@@ -24,17 +25,18 @@ _BOUND = re.compile("[a-z_]+=")
 """How a stop is worded that comes from an option's value, ``max_steps=10 reached``: it is found again, or was raised."""
 
 
-def take(loop: Loop, reading: Reading | None) -> dict[str, Any]:
+def take(loop: Loop, left_out: LeftOut, reading: Reading | None) -> dict[str, Any]:
     """The state of the run, as a plain tree whose tensors are the live ones; every rank calls it.
 
     Args:
         loop: the run, between two batches.
+        left_out: the tensors of the module that are not taken.
         reading: how the epoch is read.
     """
     if (sharding := loop.stash.get(SHARDING)) is not None:
         sharding.prepare()
     every = modules.parameters(loop)
-    module = modules.take_module(loop, every)
+    module = without(modules.take_module(loop, every), left_out)
     plugins = {plugin.key: take_plugin(plugin) for plugin in loop.plugins}
     own = take_rank(loop, reading, every)
     if loop.world.size > 1:
@@ -149,6 +151,7 @@ class Restoration:
 
     def _check(self, what: str) -> None:
         modules.check_module(self.loop, self.state["module"], what)
+        check_base(self.loop.module, self.state["module"].get("left_out", {}), what)
         optimizers.check_optimizers(self.loop, self.state["optimizers"], what)
         optimizers.check_schedulers(self.loop, self.state["schedulers"], what)
         self._check_numbers(what)

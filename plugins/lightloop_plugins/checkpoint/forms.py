@@ -89,6 +89,7 @@ RUN: Form = {
         "training": {str: bool},
         "extra": {str: object},
         "generators": {str: GENERATOR},
+        "left_out?": {str: str},
     },
     "optimizers": [{"class": str, "groups": [[str]], "state": {"state": dict, "param_groups": [{str: object}]}}],
     "schedulers": [{"class": str, "state": {str: object}}],
@@ -101,7 +102,10 @@ RUN: Form = {
     "ranks": [RANK],
     "hparams?": {str: object},
 }
-STATES: dict[object, Form] = {"run": RUN, "weights": {"module": {"weights": {str: object}}, "hparams?": {str: object}}}
+STATES: dict[object, Form] = {
+    "run": RUN,
+    "weights": {"module": {"weights": {str: object}, "left_out?": {str: str}}, "hparams?": {str: object}},
+}
 """By the content that the manifest speaks of."""
 BODY: Form = {
     "run": str,
@@ -117,6 +121,7 @@ BODY: Form = {
     "options?": {str: {str: str}},
     "environment?": {str: str},
     "inputs?": {str: str},
+    "partial?": {"left_out": [str], "base": str},
 }
 """Of the manifest."""
 

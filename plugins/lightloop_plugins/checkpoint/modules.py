@@ -27,6 +27,19 @@ def parameters(loop: Loop) -> dict[str, Tensor]:
     return named
 
 
+def every_tensor(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer of the module, each by its first name."""
+    parts = _parts(module)[1]
+    return {**_first(parts, "_parameters"), **_first(parts, "_buffers")}
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """The first name of each parameter and buffer, by every name that it has."""
+    first = {id(tensor): name for name, tensor in every_tensor(module).items()}
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {name: first[id(tensor)] for name, tensor in named}
+
+
 def take_module(loop: Loop, every: dict[str, Tensor]) -> dict[str, Any]:
     """Parameters, all buffers, flags, modes, what is tied to what, and generators; ``every`` is all :func:`parameters`."""
     by_all_names, parts = _parts(loop.module)
@@ -45,12 +58,13 @@ def take_module(loop: Loop, every: dict[str, Tensor]) -> dict[str, Any]:
 def check_module(loop: Loop, state: Mapping[str, Any], what: str) -> None:
     """Refuse a state that is not of such a module, before anything is changed."""
     every, (by_all_names, parts) = parameters(loop), _parts(loop.module)
-    check_tensors(state["parameters"], every, "parameter", what)
-    check_tensors(state["buffers"], _first(parts, "_buffers"), "buffer", what)
+    for part, now in (("parameters", every), ("buffers", _first(parts, "_buffers"))):
+        saved = {name: tensor for name, tensor in now.items() if name not in state.get("left_out", ())}
+        check_tensors(state[part], saved, part.removesuffix("s"), what)
     if state["tied"] != (tied := _tied(by_all_names)):
         raise CheckpointError(f"{what}: other parameters are tied to one another there: {state['tied']}; now {tied}")
-    for kind, now in (("requires_grad", every), ("training", parts)):
-        if set(state[kind]) != set(now):
+    for kind, names in (("requires_grad", set(every)), ("training", set(parts))):
+        if set(state[kind]) != names:
             raise CheckpointError(f"{what}: its {kind} flags are of other parts than the module has")
     if set(state["extra"]) != set(_with_extra(parts)):
         raise CheckpointError(f"{what}: other parts have an extra state there: {', '.join(state['extra'])}")
@@ -67,10 +81,12 @@ def apply_module(loop: Loop, state: Mapping[str, Any]) -> None:
     _, parts = _parts(loop.module)
     with torch.no_grad():
         for name, parameter in parameters(loop).items():
-            parameter.copy_(split_as(state["parameters"][name], parameter))
+            if name in state["parameters"]:
+                parameter.copy_(split_as(state["parameters"][name], parameter))
             parameter.requires_grad_(state["requires_grad"][name])
         for name, buffer in _first(parts, "_buffers").items():
-            buffer.copy_(state["buffers"][name])
+            if name in state["buffers"]:
+                buffer.copy_(state["buffers"][name])
     for name, part in parts.items():
         part.training = state["training"][name]
     for name, part in _with_extra(parts).items():

@@ -12,7 +12,9 @@ from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.handover import DIRECTORY, HELD, READING, RESUMED
+from lightloop_plugins.checkpoint.hooks import CheckpointHooks
 from lightloop_plugins.checkpoint.inputs import describe_inputs
+from lightloop_plugins.checkpoint.partial import Base, LeftOut, described, weights_without
 from lightloop_plugins.checkpoint.reading import Reading
 from lightloop_plugins.checkpoint.record import describe_plugins, describe_run
 from lightloop_plugins.checkpoint.remote import absolute, folder_in, folder_of
@@ -38,8 +40,9 @@ class Checkpoint(Plugin):
     after = ("run_dir", "accelerator", "strategy")
     requires: ClassVar[tuple[str, ...]] = ("run_dir",)
     default = True
+    hookspecs = (CheckpointHooks,)
     state = ("_trigger",)
-    transient = ("requires", "_saver", "_folder", "_about", "_inputs", "_reading", "_place", "last_path", "best_path")
+    transient = ("requires", "_saver", "_folder", "_about", "_inputs", "_reading", "_place", "_base", "last_path", "best_path")
 
     enabled: bool = option(
         True,
@@ -105,6 +108,7 @@ class Checkpoint(Plugin):
         self._reading: Reading | None = None
         self._trigger = Trigger(self.every, self.monitor, self.mode)
         self._place: tuple[int, int, int] | None = None
+        self._base = Base()
         self.last_path: str | None = None
         self.best_path: str | None = None
 
@@ -134,6 +138,7 @@ class Checkpoint(Plugin):
     def before_epoch(self, loop: Loop) -> None:
         if self._place is None:
             self._place = _place_of(loop) if RESUMED in loop.stash else (-1, -1, -1)
+            self._base.left_out(loop)  # as it is now: what changes later would be lost
             split = SHARDING in loop.stash  # then every rank writes
             if loop.world.is_main or split:
                 self._begin(loop, split)
@@ -198,12 +203,17 @@ class Checkpoint(Plugin):
         loop.world.barrier(within=PATIENCE)
         self._place = _place_of(loop)
         failure: Exception | None = None
-        content = ready(loop, self._content(loop))
-        if self._saver is not None:
-            try:
-                self.last_path = self._write(loop, self._saver, content, exact)
-            except Exception as error:
-                failure = error
+        try:
+            loop.hook.before_save(loop=loop)  # type: ignore[attr-defined]
+            left_out = self._base.left_out(loop)
+            content = ready(loop, self._content(loop, left_out))
+            if self._saver is not None:
+                try:
+                    self.last_path = self._write(loop, self._saver, content, exact, left_out)
+                except Exception as error:
+                    failure = error
+        finally:
+            loop.hook.after_save(loop=loop)  # type: ignore[attr-defined]
         if loop.world.size > 1:
             (said,) = loop.world.agree(None if failure is None else str(failure))
             if said is not None and failure is None:
@@ -211,14 +221,14 @@ class Checkpoint(Plugin):
         if failure is not None:
             raise failure
 
-    def _content(self, loop: Loop) -> dict[str, Any]:
+    def _content(self, loop: Loop, left_out: LeftOut) -> dict[str, Any]:
         if self.weights_only:
-            state: dict[str, Any] = {"module": {"weights": dict(loop.module.state_dict())}}
+            state: dict[str, Any] = {"module": weights_without(loop.module, left_out)}
         else:
-            state = take(loop, self._reading)
+            state = take(loop, left_out, self._reading)
         return {**state, "hparams": take_hyperparameters(loop.module)}
 
-    def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool) -> str | None:
+    def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool, left_out: LeftOut) -> str | None:
         body = {
             "step": loop.global_step,
             "batch": loop.total_batches,
@@ -226,6 +236,7 @@ class Checkpoint(Plugin):
             "exact": exact,
             **self._about,
             **describe_run(loop),
+            **described(left_out),
         }
         value = body["metrics"].get(self.monitor) if self.monitor else None
         if self.monitor and self.monitor not in body["metrics"] and not loop.batch_idx:
@@ -266,7 +277,7 @@ class Checkpoint(Plugin):
     @hookimpl
     def teardown(self, loop: Loop) -> None:
         saver, self._saver, folder, self._folder = self._saver, None, self._folder, None
-        self._reading = None
+        self._reading, self._base = None, Base()
         if saver is not None:
             self.best_path = None if saver.best is None else f"{saver.folder.place}/{saver.best.name}"
             saver.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -15,11 +17,13 @@ from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.files import read_safetensors, write_safetensors, written
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.manifest import is_name
-from lightloop_plugins.checkpoint.modules import split_as
+from lightloop_plugins.checkpoint.modules import every_tensor, first_names, split_as
+from lightloop_plugins.checkpoint.partial import LeftOut, listed, odd_ones
 from lightloop_plugins.checkpoint.remote import folder_in, folder_of
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Folder, Shards
 from lightloop_plugins.checkpoint.tree import encode
 
+log = logging.getLogger("lightloop")
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -58,14 +62,25 @@ def load_path(place: str | os.PathLike[str], aside: bool = False, shards: Shards
     )
 
 
-def weights_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights in a checkpoint's state, by the names of ``module.state_dict()``."""
-    module = state["module"]
+class Weights(dict[str, Any]):
+    """Weights by the names of ``module.state_dict()``, and the fingerprints of those that a partial checkpoint lacks."""
+
+    left_out: LeftOut = MappingProxyType({})
+
+
+def weights_of(state: Mapping[str, Any]) -> Weights:
+    """The weights in a checkpoint's state."""
+    found = Weights(_weights_in(state["module"]))
+    found.left_out = state["module"].get("left_out", {})
+    return found
+
+
+def _weights_in(module: Mapping[str, Any]) -> dict[str, Any]:
     if "weights" in module:
         return dict(module["weights"])
     transient = set(module["transient"])
     weights = {**module["parameters"], **{n: b for n, b in module["buffers"].items() if n not in transient}}
-    weights |= {name: weights[first] for name, first in module["tied"].items()}
+    weights |= {name: weights[first] for name, first in module["tied"].items() if first in weights}
     return weights | {f"{name}._extra_state".lstrip("."): extra for name, extra in module["extra"].items()}
 
 
@@ -130,7 +145,7 @@ def export_weights(place: str | os.PathLike[str], target: str | os.PathLike[str]
         CheckpointError: if there is none, or it has no averages.
     """
     found = load_path(place)
-    weights = weights_of(found.state) | (average_of(found.state, str(place)) if ema else {})
+    weights = dict(weights_of(found.state)) | (average_of(found.state, str(place)) if ema else {})
     if os.fspath(target).endswith(".safetensors"):
         tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
         write_safetensors(tensors, target, found.state.get("hparams"))
@@ -167,8 +182,10 @@ def take_hyperparameters(module: nn.Module) -> dict[str, Any]:
 
 def fill(module: nn.Module, weights: Mapping[str, Any], what: str, strict: bool = True) -> None:
     """Put ``weights`` into ``module``, which stays as it was if they are of another one."""
-    own = module.state_dict()
-    missing, odd = sorted(set(own) - set(weights)), sorted(set(weights) - set(own))
+    own, left_out = module.state_dict(), getattr(weights, "left_out", {})
+    firsts = first_names(module) if left_out else {}
+    missing = sorted(name for name in set(own) - set(weights) if firsts.get(name, name) not in left_out)
+    odd = sorted(set(weights) - set(own))
     if strict and (missing or odd):
         raise CheckpointError(
             f"{what} is of another module than {type(module).__name__}: it lacks {', '.join(missing[:5]) or 'nothing'} and "
@@ -179,6 +196,23 @@ def fill(module: nn.Module, weights: Mapping[str, Any], what: str, strict: bool 
             raise CheckpointError(
                 f"{what}: {name} has shape {list(value.shape)} there, {list(own[name].shape)} in {type(module).__name__}"
             )
+    if left_out:
+        _say_partial(module, left_out, what, strict)
     kept = {name: value for name, value in weights.items() if name in own}
     split = {name: split_as(v, own[name]) if isinstance(v, Tensor) else v for name, v in kept.items()}
     module.load_state_dict(split, strict=False)
+
+
+def _say_partial(module: nn.Module, left_out: LeftOut, what: str, strict: bool) -> None:
+    """Say what a partial checkpoint lacks, and whether ``module`` has it: what its weights were trained over."""
+    odd = odd_ones(left_out, every_tensor(module))
+    lacks = f"{what} is partial: it lacks {len(left_out)} tensors of the module, {listed(left_out)}"
+    if not odd:
+        log.info("%s, which are here as they were there", lacks)
+        return
+    other = f"{lacks}. Its weights were trained over other values than {type(module).__name__} has: {listed(odd)}"
+    if strict:
+        raise CheckpointError(
+            f"{other}. Give the module the pretrained weights of then first; strict=False takes these weights all the same"
+        )
+    warn(f"{other}. They are taken all the same, since strict=False")

@@ -75,8 +75,8 @@ class TBPTT(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        assert loop.training_step is not None
-        if not takes(loop.training_step, "hiddens"):
+        assert loop.user_step is not None
+        if not takes(loop.user_step, "hiddens"):
             raise TypeError(
                 f"truncated_bptt_steps={self.steps} gives the hidden state to training_step by the argument 'hiddens', "
                 f"which {type(loop.module).__name__}.training_step does not take"

@@ -9,6 +9,7 @@ from pathlib import Path
 from lightloop.cli.front import Parser, UsageError
 from lightloop_plugins.checkpoint.commands.text import printable, size
 from lightloop_plugins.checkpoint.foreign import digest
+from lightloop_plugins.checkpoint.partial import listed
 from lightloop_plugins.checkpoint.unpickle import read_foreign
 from lightloop_plugins.checkpoint.weights import export_weights
 
@@ -30,7 +31,11 @@ def export(arguments: list[str]) -> int:
     _check_free(said.target, said.force)
     found = export_weights(said.place, said.target, said.ema)
     averaged = ", averaged" if said.ema else ""
-    print(f"{said.target}: weights of step {found.manifest.step}{averaged}, {size(os.path.getsize(said.target))}")
+    lacks = found.manifest.body.get("partial", {}).get("left_out", [])
+    partial = f"; the checkpoint is partial, {len(lacks)} tensors are in neither: {listed(lacks)}" if lacks else ""
+    print(
+        f"{said.target}: weights of step {found.manifest.step}{averaged}, {size(os.path.getsize(said.target))}{partial}"
+    )
     return 0
 
 

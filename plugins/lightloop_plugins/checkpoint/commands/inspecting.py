@@ -44,6 +44,7 @@ def _report(about: Mapping[str, Any]) -> str:
         _lines({name: about[name] for name in HEAD if about.get(name) is not None}),
         _section("counters", {"step": about["step"], "batch": about["batch"], **about["counters"]}),
         _section("metrics", about["metrics"]),
+        _section("partial: it lacks these tensors of the module", _lacks(about.get("partial", {}))),
         _section("hyperparameters", about["hparams"]),
         "plugins, in their order\n" + _indented(table((), plugins)) if plugins else "",
         _section("options", options),
@@ -52,6 +53,10 @@ def _report(about: Mapping[str, Any]) -> str:
         f"{len(rows)} tensors, {whole}\n" + _indented(table(("NAME", "SHAPE", "TYPE", "SIZE"), rows)),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _lacks(partial: Mapping[str, Any]) -> dict[str, str]:
+    return dict.fromkeys(partial.get("left_out", ()), "") | ({"base": partial["base"]} if partial else {})
 
 
 def _section(title: str, values: Mapping[str, Any]) -> str:
