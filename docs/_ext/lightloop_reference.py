@@ -69,6 +69,18 @@ def hooks() -> str:
     return "\n".join(parts)
 
 
+def brought_hooks() -> str:
+    """The hooks that plugins bring, which other plugins may implement."""
+    parts = []
+    for name, plugin in plugins().items():
+        for specs in plugin.hookspecs:
+            for hook, spec in vars(specs).items():
+                if hasattr(spec, "lightloop_spec"):
+                    parts.append(f"## {hook}\n\nBrought by [{name}](plugins.md#{anchor(name)}).\n")
+                    parts.append(rst(f".. automethod:: {specs.__module__}.{specs.__qualname__}.{hook}"))
+    return "\n".join(parts)
+
+
 def options() -> str:
     """Every option of every plugin, by keyword."""
     rows = []
@@ -301,6 +313,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "contract": contract,
     "hooks": hooks,
+    "brought_hooks": brought_hooks,
     "names": names,
     "options": options,
     "plugin_list": plugin_list,

@@ -119,7 +119,9 @@ def test_resuming_over_another_base_is_refused_and_changes_nothing(tmp_path, nam
     with torch.no_grad():
         module.get_parameter(name).add_(0.5) if "base" in name else module.get_buffer(name).add_(0.5)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    with pytest.raises(CheckpointError, match=f"is partial: it lacks 4 .* 1 of them have now: {name}. Build the module"):
+    with pytest.raises(
+        CheckpointError, match=f"is partial: it lacks 4 .* 1 of them have now: {name}. Build the module"
+    ):
         fit(tmp_path, module, resume=tmp_path)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
@@ -144,10 +146,10 @@ class Thaws(Net):
 def test_what_is_trained_cannot_be_left_out(tmp_path):
     module = Net()
     module.base.requires_grad_(True)
-    with pytest.raises(CheckpointError, match="leaves out base.weight, which is being trained"):
+    with pytest.raises(CheckpointError, match=r"leaves out base.weight, which is being trained"):
         fit(tmp_path, module)
     assert LocalFolder(tmp_path).names() == []  # it is seen before the first batch
-    with pytest.raises(CheckpointError, match="leaves out base.weight, which is being trained"):
+    with pytest.raises(CheckpointError, match=r"leaves out base.weight, which is being trained"):
         fit(tmp_path, Thaws())
 
 
@@ -164,7 +166,9 @@ def test_what_changes_cannot_be_left_out(tmp_path, way):
         keep = staticmethod(lambda name: name.startswith(("head", "norm.weight", "norm.bias")))
 
     name = "norm.running_mean" if way == "batch norm" else "scale"
-    with pytest.raises(CheckpointError, match=f"{name} is left out by saved_tensors and has changed since this run began"):
+    with pytest.raises(
+        CheckpointError, match=f"{name} is left out by saved_tensors and has changed since this run began"
+    ):
         fit(tmp_path, Writes(norm=way == "batch norm"), OnlyTheHead())
 
 
@@ -185,7 +189,7 @@ def test_a_name_that_does_not_exist_is_refused(tmp_path):
         def saved_tensors(self):
             return ["head.wieght"]
 
-    with pytest.raises(CheckpointError, match="answers with head.wieght, which is no parameter or buffer"):
+    with pytest.raises(CheckpointError, match=r"answers with head.wieght, which is no parameter or buffer"):
         fit(tmp_path, None, Odd())
 
 
@@ -197,10 +201,15 @@ def test_weights_alone_go_over_the_same_base_and_say_so_of_another(tmp_path, opt
     with caplog.at_level(logging.INFO, "lightloop"):
         load_weights(module, tmp_path)
     assert same(module, trained)
-    assert "is partial: it lacks 4 tensors of the module, base.weight, base.bias, scale and 1 more, which are" in caplog.text
+    assert (
+        "is partial: it lacks 4 tensors of the module, base.weight, base.bias, scale and 1 more, which are"
+        in caplog.text
+    )
     other = Net(seed=3)
     before = other.head.weight.clone()
-    with pytest.raises(CheckpointError, match=r"trained over other values than Net has: base.weight, base.bias.*strict=False"):
+    with pytest.raises(
+        CheckpointError, match=r"trained over other values than Net has: base.weight, base.bias.*strict=False"
+    ):
         load_weights(other, tmp_path)
     assert torch.equal(other.head.weight, before)
     with pytest.warns(UserWarning, match="They are taken all the same"):
@@ -217,11 +226,16 @@ def test_the_commands_know_of_it(tmp_path, capsys):
     capsys.readouterr()
     assert main(["checkpoint", "inspect", str(tmp_path / "one")]) == 0
     shown = capsys.readouterr().out
-    assert "partial: it lacks these tensors of the module\n  base.bias\n  base.weight\n  hidden\n  scale\n  base " in shown
+    assert (
+        "partial: it lacks these tensors of the module\n  base.bias\n  base.weight\n  hidden\n  scale\n  base " in shown
+    )
     assert main(["checkpoint", "diff", str(tmp_path / "one"), str(tmp_path / "other")]) == 1
     assert "module.left_out.base.weight" in capsys.readouterr().out
     assert main(["checkpoint", "export", str(tmp_path / "one"), str(tmp_path / "head.pt")]) == 0
-    assert "the checkpoint is partial, 4 tensors are in neither: base.bias, base.weight, hidden and 1" in capsys.readouterr().out
+    assert (
+        "the checkpoint is partial, 4 tensors are in neither: base.bias, base.weight, hidden and 1"
+        in capsys.readouterr().out
+    )
     assert sorted(torch.load(tmp_path / "head.pt")) == sorted(HEAD)
 
 

@@ -52,6 +52,12 @@ def test_every_hook_is_there_in_order_with_who_implements_it(reference):
     assert "clip" not in reference.implementers("forward")
 
 
+def test_the_hooks_that_plugins_bring_are_there(reference):
+    brought = [name for plugin in OURS.values() for specs in plugin.hookspecs for name in vars(specs) if name[0] != "_"]
+    assert brought
+    assert re.findall(r"^## (\w+)$", reference.brought_hooks(), flags=re.MULTILINE) == brought
+
+
 def test_every_option_is_there_with_type_default_and_help(reference):
     found = {cell(row[0]): row for row in rows(reference.options())[2:]}
     wanted = {keyword: (name, field) for name, plugin in OURS.items() for keyword, field in options_of(plugin).items()}

@@ -42,7 +42,18 @@ class Checkpoint(Plugin):
     default = True
     hookspecs = (CheckpointHooks,)
     state = ("_trigger",)
-    transient = ("requires", "_saver", "_folder", "_about", "_inputs", "_reading", "_place", "_base", "last_path", "best_path")
+    transient = (
+        "requires",
+        "_saver",
+        "_folder",
+        "_about",
+        "_inputs",
+        "_reading",
+        "_place",
+        "_base",
+        "last_path",
+        "best_path",
+    )
 
     enabled: bool = option(
         True,
