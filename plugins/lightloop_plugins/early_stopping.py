@@ -26,8 +26,11 @@ class EarlyStopping(Plugin):
     after = ("log_every", "validation")
     before = ("checkpoint",)
     offers: ClassVar[Mapping[str, str]] = {"early_stop_callback": "itself"}
-    state = ("wait_count", "best_score", "last_score", "stopped_epoch")
-    transient = ("_better", "_sign", "_reason", "_validated", "_passed", "_checked", "_warned", "_updates")
+    state = (
+        "wait_count", "best_score", "last_score", "stopped_epoch", "_reason", "_validated", "_passed", "_checked", "_updates",
+    )  # fmt: skip
+    transient = ("_better", "_sign", "_warned")
+    state_version = 2
 
     monitor: str = option("val_loss", "The metric to watch.", enables=False)
     min_delta: float = option(0.0, "Changes up to this size are no improvement.", enables=False)
@@ -78,18 +81,21 @@ class EarlyStopping(Plugin):
         self.stopped_epoch: int | None = None
         self._reason: str | None = None
         self._validated = self._passed = self._checked = self._warned = False
-        self._updates = 0
+        self._updates: int | None = None
+        """How often the metric had been given a value when it was last looked at; None before the fit."""
 
     @hookimpl(wrapper=True)
     def before_fit(self, loop: Loop) -> Generator[None, None, None]:
         self._begin()
-        yield  # a resumed run now knows its scores
-        self._updates = loop.metrics.updates.get(self.monitor, 0)
+        yield  # a resumed run now knows its scores, and what it had seen of the metric
+        if self._updates is None:  # a run that begins, or one that was resumed with another metric to watch
+            self._updates = loop.metrics.updates.get(self.monitor, 0)
         self._ask(loop)
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
-        self._validated = self._checked = False
+        if not loop.batch_idx:  # a resumed run may go on inside an epoch
+            self._validated = self._checked = False
 
     @hookimpl
     def after_evaluation_batches(self, loop: Loop) -> None:
@@ -109,17 +115,16 @@ class EarlyStopping(Plugin):
             due = self.check_on_train_epoch_end is True or self._validated or "validate" not in loop.eval_sources
             self._look(loop, due)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("wait_count", "best_score", "last_score", "stopped_epoch")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in ("wait_count", "best_score", "last_score", "stopped_epoch"):
-            setattr(self, name, state[name])
+    @classmethod
+    def migrate_state(cls, state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """A state of version 1 does not tell what had been looked at in the epoch."""
+        looked = dict.fromkeys(("validated", "passed", "checked"), False)
+        return {**state, **looked, "reason": None, "updates": None}
 
     def _look(self, loop: Loop, due: bool) -> None:
         """Check the metric if it has a new value; where it is ``due`` and there is none at all, say so."""
         updates = loop.metrics.updates.get(self.monitor, 0)
-        if updates != self._updates:
+        if updates and updates != self._updates:
             self._updates, self._checked = updates, True
             self._score(loop, float(loop.metrics.latest[self.monitor]))
         elif due and self.monitor not in loop.metrics.latest:

@@ -19,8 +19,9 @@ class LogEvery(Plugin):
     after = ("throughput", "device_stats", "lr_monitor", "grad_norm")
     before = ("validation",)
     default = True
-    state = ("_every", "_started")
-    transient = ("_wanted", "_pending")
+    state = ("_every", "_started", "_pending")
+    transient = ("_wanted", "_began")
+    state_version = 2
 
     when: int | float | str | Every | None = option(
         50,
@@ -34,14 +35,20 @@ class LogEvery(Plugin):
         self._every = Every(self.when or 1, "log_every_n_steps")
         self._wanted = self._started = False
         self._pending: tuple[int, dict[str, Running]] | None = None
+        """Epoch and metrics of the latest step, whose row is not written."""
+        self._began = False
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         self._every.start(loop)
-        self._started, self._pending = False, None
+        self._started, self._pending, self._began = False, None, False
         self._wanted = bool(self.when) and any(hasattr(plugin, "log_metrics") for plugin in loop.plugins)
         if not self._wanted:
             loop.leave_out(self, "after_batch")
+
+    @hookimpl
+    def before_epoch(self, loop: Loop) -> None:
+        self._began = True
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
@@ -66,14 +73,33 @@ class LogEvery(Plugin):
 
     @hookimpl
     def after_fit(self, loop: Loop) -> None:
-        self._write_step(loop)
+        if self._began:  # a run that had been over writes nothing
+            self._write_step(loop)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"every": self._every.state_dict(), "started": self._started}
+        pending: list[Any] | None = None
+        if self._pending is not None:
+            epoch, row = self._pending
+            pending = [epoch, {name: [one.reduce, list(map(list, one.pairs))] for name, one in row.items()}]
+        return {"every": self._every.state_dict(), "started": self._started, "pending": pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._every.load_state_dict(state["every"])
-        self._started = state["started"]
+        self._started, self._pending = state["started"], None
+        if state["pending"] is not None:
+            epoch, row = state["pending"]
+            self._pending = (
+                epoch,
+                {
+                    name: Running(reduce, [(value, weight) for value, weight in pairs])
+                    for name, (reduce, pairs) in row.items()
+                },
+            )
+
+    @classmethod
+    def migrate_state(cls, state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """A state of version 1 has no row that is not written."""
+        return {**state, "pending": None}
 
     def _write_step(self, loop: Loop) -> None:
         """Write the row of the latest step, unless it is written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Literal
 
 from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of, total_norm, warn
@@ -37,8 +37,9 @@ class Nonfinite(Plugin):
     before = ("clip",)
     conflicts = ("nonfinite_async",)
     disturbs = ("waiting",)
-    state = ("events", "_in_a_row")
-    transient = ("_dirty", "_good", "_steps", "_rewinding")
+    state = ("events", "_in_a_row", "_dirty", "_good", "_steps")
+    transient = ("_rewinding",)
+    state_version = 2
 
     action: Literal["warn", "skip_step", "drop_batch", "rewind", "stop"] | None = option(
         None, "What to do about a value that is NaN or infinite; None is nothing.", flag="nonfinite"
@@ -135,6 +136,8 @@ class Nonfinite(Plugin):
     @hookimpl
     def after_batch(self, loop: Loop) -> None:
         if not self._rewinding:
+            if self._steps >= self.keep_every:
+                self._good = None  # the next batch takes a new one; until then it would be in every checkpoint
             return
         self._restore(loop)
         current = loop.optimizer_idx
@@ -154,12 +157,6 @@ class Nonfinite(Plugin):
     @hookimpl
     def teardown(self, loop: Loop) -> None:
         self._good = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"events": self.events, "in_a_row": list(self._in_a_row)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.events, self._in_a_row = state["events"], list(state["in_a_row"])
 
     def _event(self, loop: Loop, found: str | None) -> bool:
         """Count and tell what any rank has found; whether one has."""

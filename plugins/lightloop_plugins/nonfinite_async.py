@@ -31,8 +31,8 @@ class NonfiniteAsync(Plugin):
     name = "nonfinite_async"
     after = ("grad_norm",)
     before = ("clip",)
-    state = ("_counts", "_known")
-    transient = ("_windows", "_sent")
+    state = ("_counts", "_known", "_windows", "_sent")
+    state_version = 2
 
     action: Literal["warn", "zero", "stop"] | None = option(
         None,
@@ -97,10 +97,12 @@ class NonfiniteAsync(Plugin):
                 loop.stop(f"{most} steps in a row had gradients of NaN or infinity (nonfinite_async_limit)")
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._counts is None else {"counts": self._counts, "known": self._known}
+        sent = None if self._sent is None else self._sent[0]
+        return {"counts": self._counts, "known": self._known, "windows": self._windows, "sent": sent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._counts, self._known = state.get("counts"), state.get("known", 0)
+        self._counts, self._known, self._windows = state["counts"], state["known"], state["windows"]
+        self._sent = None if state["sent"] is None else (state["sent"], None)
 
     @hookimpl
     def after_fit(self, loop: Loop) -> None:

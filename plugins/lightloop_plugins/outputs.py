@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Loop, Plugin, defined, hookimpl, map_leaves, option
+from lightloop import Loop, Plugin, defined, hookimpl, map_leaves, option, warn
 
 MAGIC = ("log", "progress_bar")
 NO_METRICS = (*MAGIC, "hiddens", "weight")
@@ -35,7 +35,9 @@ class Outputs(Plugin):
     name = "outputs"
     before = ("callbacks", "log_every", "validation")
     default = True
-    transient = ("_ends", "_reads", "_kept", "_evaluated", "_batch")
+    state = ("_reads", "_kept", "_batch")
+    transient = ("_ends", "_evaluated")
+    state_version = 2
 
     magic: bool | None = option(
         None,
@@ -69,7 +71,8 @@ class Outputs(Plugin):
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
-        self._kept, self._batch = [], -1
+        if not loop.batch_idx:  # a resumed run may go on inside an epoch
+            self._kept, self._batch = [], -1
 
     @hookimpl
     def after_forward(self, loop: Loop) -> None:
@@ -121,6 +124,25 @@ class Outputs(Plugin):
     def teardown(self, loop: Loop) -> None:
         self._forget()
 
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if not all(map(is_plain, self._kept)):
+            state["kept"] = None
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "kept": state["kept"] or []})
+        if state["kept"] is None:
+            warn(
+                "the checkpoint does not have what training_step returned in this epoch, which is no plain data: "
+                "training_epoch_end gets the outputs from here on. Return numbers, text, tensors, and containers of these"
+            )
+
+    @classmethod
+    def migrate_state(cls, state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """Outputs were not kept in version 1."""
+        return {"reads": {}, "kept": [], "batch": -1}
+
     def _looks_into(self, loop: Loop, stage: str, output: Any, hook: str) -> bool:
         reads = self._reads.get(stage, self.magic)
         if reads is None and output is not None:
@@ -155,6 +177,13 @@ def squeezed(batches: list[dict[int | None, list[Any]]]) -> list[Any]:
     if all(len(batch) == 1 for batch in batches):
         nested = [batch[0] for batch in nested]
     return nested
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a checkpoint can hold ``value``."""
+    if type(value) in (dict, list, tuple):
+        return all(map(is_plain, (*value.keys(), *value.values()) if isinstance(value, dict) else value))
+    return value is None or type(value) in (bool, int, float, str, Tensor)
 
 
 def _detached(leaf: Any, path: str) -> Any:

@@ -186,6 +186,7 @@ class Resume(Plugin):
         for plugin in loop.plugins:
             if plugin.key in self.states:
                 plugin.load_state_dict(self.states[plugin.key])
+                loop.metrics.updates = {"val_loss": self.states[plugin.key]["updates"]}
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])

@@ -129,7 +129,7 @@ def test_a_resumed_run_keeps_the_rhythm():
         def before_fit(self, loop):
             loop.global_step = loop.total_batches = 6
             log_every = next(plugin for plugin in loop.plugins if plugin.name == "log_every")
-            log_every.load_state_dict({"every": {"seen": 6}, "started": True})
+            log_every.load_state_dict({"every": {"seen": 6}, "started": True, "pending": None})
 
     Trainer([*BARE, rows, Go()], log_every_n_steps=4).fit(Logging(), probe_batches(6))
     assert rows.steps("x") == [8, 12]

@@ -94,7 +94,8 @@ class Callbacks(Plugin):
         if not self._training:
             self._training = True
             self._tell(loop, "on_train_start")
-        self._tell(loop, "on_epoch_start", "on_train_epoch_start")
+        if not loop.batch_idx:  # a run that is resumed inside an epoch does not begin it again
+            self._tell(loop, "on_epoch_start", "on_train_epoch_start")
 
     @hookimpl
     def before_batch(self, loop: Loop) -> None:

@@ -45,7 +45,8 @@ class SplitOnOOM(Plugin):
     name = "split_on_oom"
     before = ("lightning", "strategy", "precision", "toggle", "module_hooks")
     conflicts = ("tbptt",)
-    transient = ("pieces", "_inside", "_gathered", "_rewind")
+    state = ("pieces",)
+    transient = ("_inside", "_gathered", "_rewind")
 
     on: bool = option(
         False, "Cut batches into pieces when memory runs out, instead of failing.", flag="split_on_oom", switch=True
