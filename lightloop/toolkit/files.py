@@ -59,6 +59,8 @@ def open_in(directory: Directory, name: str, mode: str = "r", **how: Any) -> IO[
 def replace_in(directory: Directory, name: str, mode: str = "w", **how: Any) -> Iterator[IO[Any]]:
     """A new file, which takes the place of ``name`` in ``directory`` when the block is through; after an error it does not.
 
+    Whole or not at all, also when the power is cut: the file is on the disk before it takes the place.
+
     Raises:
         OSError: as :func:`open_in` does, before the block.
     """
@@ -75,7 +77,10 @@ def replace_in(directory: Directory, name: str, mode: str = "w", **how: Any) -> 
         try:
             with open(handle, mode, **how) as stream:
                 yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
             os.rename(part, name, src_dir_fd=at, dst_dir_fd=at)
+            os.fsync(at)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(part, dir_fd=at)

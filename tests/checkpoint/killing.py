@@ -20,12 +20,13 @@ from lightloop import Plugin, hookimpl
 from lightloop.discovery import discover
 from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.disk import Disk
-from lightloop_plugins.checkpoint.find import load_newest
+from lightloop_plugins.checkpoint.find import load_one
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.run_dir import RUN_DIR
 from tests.checkpoint.faults import CALLS
 from tests.checkpoint.rig import bits, outcome, train
 from tests.checkpoint.victims import BATCHES, VICTIMS
+from tests.plugins.test_tensorboard import shown
 
 PATIENCE = 600.0
 """Seconds after which a process of which nothing is heard has failed the test."""
@@ -108,16 +109,26 @@ def live(victim, folder, *way):
     options = {"default_root_dir": folder / "runs", "run_name": "x", **options}
     module, trainer = train(None, make_loader, [Telling], resume="auto", module=module, **options)
     run = trainer.loop.stash[RUN_DIR]
-    last = load_newest(LocalFolder(run / "checkpoints"))
-    last.state["plugins"].pop("run_dir")  # it says where it is
-    result = {
-        "outcome": outcome(module, trainer),
-        "checkpoint": [last.name, bits(last.state)],
-        "metrics": (run / "metrics.csv").read_text(),
-    }
+    result = {"outcome": outcome(module, trainer), "files": files(run)}
     (folder / "result.new").write_text(json.dumps([WAY.passed, result], default=str))
     os.rename(folder / "result.new", folder / "result")
     os._exit(0)  # workers of loaders are not waited for
+
+
+def files(run):
+    """What is in each file of a run: the bits of a checkpoint, the rows of event files, and of any other its text."""
+    found = {"events": shown(run)}
+    folder = LocalFolder(run / "checkpoints")
+    for name in folder.names():
+        state = load_one(folder, name).state
+        state["plugins"].pop("run_dir")  # it says where it is
+        found[name] = bits(state)
+    for path in sorted(run.rglob("*")):
+        name = path.relative_to(run)
+        if path.is_dir() or name.name.startswith("events.") or (len(name.parts) == 3 and name.parts[1] in found):
+            continue
+        found[str(name)] = "" if name.name == ".lock" else path.read_text()  # that says which process writes
+    return found
 
 
 def result(folder):
@@ -129,12 +140,24 @@ def result(folder):
     return json.loads((folder / "result").read_text())[1], order
 
 
+def differences(found, wanted, path=""):
+    """Where two results differ, and how."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        keys = sorted(found.keys() | wanted.keys())
+        parts = ((f"{path}/{key}", found.get(key, "nothing"), wanted.get(key, "nothing")) for key in keys)
+    elif isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)) and len(found) == len(wanted):
+        parts = ((f"{path}[{index}]", *pair) for index, pair in enumerate(zip(found, wanted, strict=True)))
+    else:
+        return [] if found == wanted else [f"{path}: {str(found)[:200]!r}, not {str(wanted)[:200]!r}"]
+    return [each for name, one, other in parts for each in differences(one, other, name)]
+
+
 @contextlib.contextmanager
 def started(*arguments):
     """A process that lives, until the end of the block at most."""
     context = multiprocessing.get_context("forkserver")
     plugins = [found.value.partition(":")[0] for found in discover().values() if found.plugin]
-    context.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.fsdp", *plugins])
+    context.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.fsdp", "tensorboardX", *plugins])
     process = context.Process(target=live, args=arguments)
     process.start()
     try:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightloop import Module, Trainer
+from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import load_newest
@@ -189,3 +191,56 @@ def test_without_waiting_for_the_device_a_checkpoint_is_lost(tmp_path, monkeypat
     monkeypatch.setattr(Device, call, forgets)
     with pytest.raises(CheckpointError, match="none of the"):
         cut_everywhere(tmp_path, 2)
+
+
+class Logging(Module):
+    """Logs more metrics as it goes on, so that files are written anew."""
+
+    def __init__(self, rate=0.1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        for number in range(batch_idx + 1):
+            self.log(f"metric {number}", batch)
+        return self.weight * batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_when_a_checkpoint_appears_all_other_files_of_the_run_are_on_the_device(tmp_path, monkeypatch):
+    """Of each file, its size when it was last waited for, and of its directory, the names that it had then."""
+    sizes, names, seen = {}, {}, []
+    real = os.fsync
+
+    def fsync(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path.is_dir():
+            names[path] = set(os.listdir(path))
+        else:
+            sizes[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+        real(handle)
+
+    class Committing(Disk):
+        def rename(self, at, source, target):
+            run = Path(os.readlink(f"/proc/self/fd/{at}")).parent
+            for path in run.iterdir():
+                if path.is_file() and not path.name.startswith("."):
+                    seen.append(path.name)
+                    assert sizes.get(path.stat().st_ino) == path.stat().st_size, f"{path.name} is not on the device"
+                    assert path.name in names[run], f"the name {path.name} is not on the device"
+            super().rename(at, source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(local, "Disk", Committing)
+    options = {
+        "logger": ["csv", "tensorboard"],
+        "log_every_n_steps": 1,
+        "flush_logs_every_n_steps": 100,
+        "save_every": 1,
+    }
+    options |= {"enable_progress_bar": False, "weights_summary": None, "default_root_dir": tmp_path}
+    Trainer(**options).fit(Logging(), [torch.tensor(float(number)) for number in range(4)])
+    assert {name.split(".")[0] for name in seen} == {"metrics", "events", "hparams"}

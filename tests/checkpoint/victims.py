@@ -59,6 +59,7 @@ ALWAYS = {
     "epochs": 7,  # of six batches
     "val_check_interval": 4,  # in the middle of an epoch
     "log_every_n_steps": 1,
+    "logger": ["csv", "tensorboard"],
     "ema_decay": 0.9,
 }
 STOPPING = {"early_stop_callback": True, "early_stopping_monitor": "val", "early_stopping_patience": 9}

@@ -27,13 +27,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from lightloop import Loop, Plugin, hookimpl
+from lightloop import Loop, Plugin, hookimpl, open_directory
 from lightloop_plugins.run_dir import RUN_DIR
 
 Ending = Literal["success", "interrupted", "failed"]
@@ -49,9 +50,10 @@ class Logger(Plugin):
     after = ("run_dir",)
     requires = ("run_dir",)
     state: ClassVar[tuple[str, ...]] = ("_last_step",)
-    transient: ClassVar[tuple[str, ...]] = ("_opened",)
+    transient: ClassVar[tuple[str, ...]] = ("_opened", "_made_in")
 
     _opened = False
+    _made_in: Path | None = None
     _last_step = 0
 
     def open(self, loop: Loop, directory: Path) -> None:
@@ -100,10 +102,15 @@ class Logger(Plugin):
     def state_dict(self) -> dict[str, Any]:
         if self._opened:
             self.flush()
+        if self._made_in is not None:  # the names of new files
+            directory, self._made_in = open_directory(self._made_in), None
+            os.fsync(directory)
+            os.close(directory)
         return super().state_dict()
 
     def _open(self, loop: Loop) -> None:
-        self.open(loop, loop.stash[RUN_DIR])
+        self._made_in = loop.stash[RUN_DIR]
+        self.open(loop, self._made_in)
         self._opened = True
         if found := hyperparameters(loop.module):
             self.write_hyperparameters(found)

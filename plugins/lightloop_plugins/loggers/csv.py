@@ -154,8 +154,6 @@ class Csv(Logger):
             writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
-            file.flush()
-            os.fsync(file.fileno())  # it takes the place of rows that are on the disk
 
 
 def _filled(rows: list[dict[str, str]]) -> list[dict[str, str]]:
