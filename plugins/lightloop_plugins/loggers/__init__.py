@@ -53,7 +53,7 @@ class Logger(Plugin):
     transient: ClassVar[tuple[str, ...]] = ("_opened", "_made_in")
 
     _opened = False
-    _made_in: Path | None = None
+    _made_in = ""
     _last_step = 0
 
     def open(self, loop: Loop, directory: Path) -> None:
@@ -102,15 +102,15 @@ class Logger(Plugin):
     def state_dict(self) -> dict[str, Any]:
         if self._opened:
             self.flush()
-        if self._made_in is not None:  # the names of new files
-            directory, self._made_in = open_directory(self._made_in), None
+        if self._made_in:  # the names of new files
+            directory, self._made_in = open_directory(self._made_in), ""
             os.fsync(directory)
             os.close(directory)
         return super().state_dict()
 
     def _open(self, loop: Loop) -> None:
-        self._made_in = loop.stash[RUN_DIR]
-        self.open(loop, self._made_in)
+        self._made_in = str(loop.stash[RUN_DIR])
+        self.open(loop, loop.stash[RUN_DIR])
         self._opened = True
         if found := hyperparameters(loop.module):
             self.write_hyperparameters(found)
