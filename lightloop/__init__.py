@@ -12,11 +12,12 @@ from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
 from lightloop.module import Module
 from lightloop.notes import add_note
-from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup
+from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup, searches_line, takes_closure
 from lightloop.order import OrderError, in_order
 from lightloop.plugin import Plugin
 from lightloop.plugin_options import option
 from lightloop.randomness import keep_random, seed_everything
+from lightloop.replay import refuse_closures, replay
 from lightloop.samples import batch_size, describe, is_collated
 from lightloop.signatures import Fixed, Step, bind, defined, takes
 from lightloop.stash import Key, Stash
@@ -90,14 +91,18 @@ __all__ = [
     "option",
     "parameters_of",
     "read_setup",
+    "refuse_closures",
     "remade",
     "replace_in",
+    "replay",
     "scale_",
+    "searches_line",
     "seconds_of",
     "seed_everything",
     "size_of",
     "take_samples",
     "takes",
+    "takes_closure",
     "total_norm",
     "warn",
     "with_is_last",

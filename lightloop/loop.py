@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from lightloop.gradients import Weight, scale_, seed_for
-from lightloop.optimizers import Setup, needs_closure
+from lightloop.optimizers import Setup, takes_closure
+from lightloop.replay import remember
 from lightloop.signatures import bind, takes
 from lightloop.state import State
 from lightloop.steps import read_output
-from lightloop.window import remember, windows_for
+from lightloop.window import windows_for
 
 
 class Loop(State):
@@ -123,7 +124,7 @@ class Loop(State):
             self.hook.zero_grad(loop=self)
         window.clear()
 
-    def prepare_step(self) -> bool:
+    def prepare_step(self, show: bool = True) -> bool:
         """Make the gradient of the selected optimizer's window whole, then show it; False if a plugin asked that no step is taken."""
         hook, window = self.hook, self.window
         self.gradients, self.skip_step_reason = self.find_gradients(), None
@@ -134,7 +135,8 @@ class Loop(State):
         if window.weighted or window.weight != window.planned:
             scale_(self.gradients, window.correction(self.world))
         self._norms = {}
-        hook.before_step(loop=self)
+        if show:
+            hook.before_step(loop=self)
         (self.skip_step_reason,) = self.world.agree(self.skip_step_reason)
         return self.skip_step_reason is None
 
@@ -168,6 +170,10 @@ class Loop(State):
             self.stop(stop)  # type: ignore[arg-type]
         return self.stopping
 
+    def keep_windows(self) -> None:
+        """Keep the batches of a window until its step, so that :func:`lightloop.replay` can go through it again; for before_fit."""
+        self._replays = [True] * len(self.windows)
+
     def prepare_fit(self) -> None:
         """Build loader and optimizers, and leave no gradient of before."""
         self.reload_train_data()
@@ -178,7 +184,8 @@ class Loop(State):
         step: Any = self.module.training_step
         self.training_step = self.user_step = bind(step, order, self.step_arguments, ("batch",), self.absent_arguments)
         self.windows = windows_for(setup, takes(self.training_step, "optimizer_idx"))
-        self._replays = [needs_closure(window.optimizer) for window in self.windows]
+        replays = [takes_closure(optimizer) for optimizer in self.optimizers]
+        self._replays = [any(replays[index] for index in window.members) for window in self.windows]
         for index in range(len(self.windows)):
             self.select(index)
             self.hook.zero_grad(loop=self)

@@ -12,8 +12,8 @@ from lightloop.data import with_is_last
 from lightloop.gradients import differentiate, total_norm
 from lightloop.hookspecs import hookimpl
 from lightloop.optimizers import Setup, read_setup
+from lightloop.replay import Closure
 from lightloop.signatures import defined
-from lightloop.window import closure
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop
@@ -86,8 +86,8 @@ class Operations:
 
     @hookimpl
     def step(self, loop: Loop) -> bool:
-        if loop._replays[loop.optimizer_idx or 0]:
-            loop.optimizer.step(closure(loop))  # type: ignore[arg-type]
+        if loop.window.moments:
+            loop.optimizer.step(Closure(loop, loop.optimizer))  # type: ignore[arg-type]
         else:
             loop.optimizer.step()
         return True

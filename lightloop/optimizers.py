@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from lightloop.warning import warn
 
@@ -77,6 +77,19 @@ def needs_closure(optimizer: Optimizer) -> bool:
     """Whether ``optimizer.step`` must be given a closure, as LBFGS must."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def takes_closure(optimizer: Optimizer) -> bool:
+    """Whether ``optimizer.step`` may evaluate the loss anew: it has room for a closure, and is not one of torch's that call it once."""
+    step = type(optimizer).step
+    return needs_closure(optimizer) or (
+        "closure" in inspect.signature(step).parameters and not step.__module__.startswith("torch.optim.")
+    )
+
+
+def searches_line(optimizer: Optimizer) -> bool:
+    """Whether ``optimizer`` decides by losses and gradients how far it steps, and how often it evaluates them, as LBFGS does."""
+    return isinstance(optimizer, LBFGS)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -40,7 +40,10 @@ class SideBySide(Optimizer):
         return {parameter: kept for optimizer in self.optimizers for parameter, kept in optimizer.state.items()}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each of them; a closure is called once, before the first of them steps."""
+        """Step each of them, with a closure of its own where it takes one; else, a closure is called once, before the first of them."""
+        if (of := getattr(closure, "of", None)) is not None:
+            losses = [optimizer.step(*of(optimizer)) for optimizer in self.optimizers]
+            return losses[0]
         loss = None if closure is None else closure()
         for optimizer in self.optimizers:
             optimizer.step()

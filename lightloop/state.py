@@ -96,6 +96,11 @@ class State(Control):
         self.stopping = False
         """Whether training ends at this batch boundary, by request."""
         self.replaying = False
+        """Whether the window is gone through again, by an optimizer's closure or by :func:`lightloop.replay`."""
+        self.again: bool | None = None
+        """In an evaluation that can be repeated, whether it has to be: set by a phase whose gradient cannot be used."""
+        self.no_replay: str | None = None
+        """Why windows cannot be gone through again in this run."""
 
         self.step_arguments: dict[str, Argument] = {
             "batch": "loop.piece",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -11,29 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightloop.gradients import Weight, scale_
+from lightloop.gradients import Weight
 from lightloop.optimizers import Setup, needs_closure
 from lightloop.side_by_side import SideBySide
 from lightloop.warning import warn
 
 if TYPE_CHECKING:
-    from lightloop.loop import Loop
     from lightloop.world import World
-
-CONTEXT = (
-    "batch",
-    "batch_idx",
-    "is_last_batch",
-    "piece",
-    "piece_idx",
-    "pieces",
-    "held",
-    "seed",
-    "output",
-    "loss",
-    "weight",
-)
-"""The attributes of the loop that belong to one piece."""
 
 
 @dataclass
@@ -60,8 +43,8 @@ class Window:
     """Whether somebody gave a weight, which other processes then have to know."""
     warned: bool = False
     """Whether it has been said that only some batches came with a weight."""
-    moments: list[tuple[Any, ...]] = field(default_factory=list)
-    """What a closure needs to go through the window again; kept for optimizers that call one."""
+    moments: list[tuple[tuple[Any, ...], Tensor]] = field(default_factory=list)
+    """What it takes to replay each piece, with its share in the loss; kept where the window may be gone through again."""
 
     def add(self, weight: Weight, weighted: bool) -> None:
         """Count a piece whose gradient has been added."""
@@ -107,57 +90,5 @@ def windows_for(setup: Setup, asks: bool) -> list[Window]:
     return [Window(optimizer, (index,)) for index, optimizer in enumerate(optimizers)]
 
 
-def closure(loop: Loop) -> Callable[[], Tensor]:
-    """What optimizers such as LBFGS call: the loss of the open window, with its gradient, at today's parameters.
-
-    The first call answers with what the window has gathered already. Later ones drop the gradients and replay forward
-    and backward of each piece; ``loop.replaying`` is then True.
-    """
-    window, moments = loop.window, list(loop.window.moments)
-    fresh = True
-
-    def evaluate() -> Tensor:
-        nonlocal fresh
-        now = _capture(loop)
-        loop.replaying = not fresh
-        if not fresh:
-            loop.hook.zero_grad(loop=loop)
-        losses = []
-        try:
-            for moment in moments:
-                _restore(loop, moment)
-                if not fresh:
-                    loop.run_forward()
-                    if loop.loss is None:
-                        raise ValueError("training_step gave a loss at first and None when its optimizer asked again")
-                    loop.hook.backward(loop=loop)
-                assert loop.loss is not None
-                losses.append(loop.loss.detach() if loop.seed is None else loop.loss.detach() * loop.seed)
-        finally:
-            _restore(loop, now)
-            loop.replaying = False
-        factor = window.correction(loop.world)
-        if not fresh:
-            scale_(loop.find_gradients(), factor)
-        fresh = False
-        return torch.stack(losses).sum() * factor
-
-    return evaluate
-
-
-def remember(loop: Loop) -> None:
-    """Keep what the piece that just went backward needs to be replayed."""
-    loop.window.moments.append(_capture(loop))
-
-
 def _plain(weight: Weight) -> float | Tensor:
     return float(weight) if isinstance(weight, Fraction) else weight
-
-
-def _capture(loop: Loop) -> tuple[Any, ...]:
-    return tuple(getattr(loop, name) for name in CONTEXT)
-
-
-def _restore(loop: Loop, moment: tuple[Any, ...]) -> None:
-    for name, value in zip(CONTEXT, moment, strict=True):
-        setattr(loop, name, value)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, clip_norm_, hookimpl, needs_closure, option, parameters_of
+from lightloop import Loop, Plugin, clip_norm_, hookimpl, option, parameters_of, refuse_closures, searches_line
 
 
 class Clip(Plugin):
@@ -56,13 +56,8 @@ class Clip(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        for optimizer in loop.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"gradient_clip_val cannot be kept with {type(optimizer).__name__}, which computes gradients anew "
-                    "inside its step and must have them as they are: leave gradient_clip_val out (what keeps the steps of LBFGS "
-                    "small is line_search_fn='strong_wolfe'), or use another optimizer"
-                )
+        why = "which must have gradients as they are: line_search_fn='strong_wolfe' is what keeps its steps small"
+        refuse_closures(loop, "gradient_clip_val", why, searches_line)
 
     @hookimpl
     def before_step(self, loop: Loop) -> None:

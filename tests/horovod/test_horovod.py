@@ -507,7 +507,9 @@ def fit_closure():
 
 def test_optimizers_that_go_forward_by_themselves_are_refused():
     for outcome in horovod_ranks(fit_closure, 2):
-        assert outcome.error.startswith("ValueError: LBFGS decides by the loss how often it goes forward")
+        assert outcome.error.startswith(
+            "ValueError: strategy='horovod' cannot be had with LBFGS, which decides by the loss"
+        )
 
 
 def test_nonsense_is_refused():

@@ -214,7 +214,7 @@ def test_c89_the_norm_that_clips_is_asked_of_the_strategy():
 
 def test_an_optimizer_that_computes_gradients_itself_is_refused():
     module = Gradients(torch.zeros(1), torch.optim.LBFGS)
-    with pytest.raises(ValueError, match="gradient_clip_val cannot be kept with LBFGS"):
+    with pytest.raises(ValueError, match="gradient_clip_val cannot be had with LBFGS"):
         Trainer(["-*"], gradient_clip_val=1.0).fit(module, [torch.ones(1)])
 
 

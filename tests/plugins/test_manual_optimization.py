@@ -404,3 +404,33 @@ def test_it_bows_out_of_an_automatic_run():
     trainer.fit(Probe(), probe_batches(1))
     assert MANUAL not in trainer.loop.stash
     assert "manual" not in trainer.loop.step_arguments
+
+
+@pytest.mark.parametrize("by_helper", [True, False])
+def test_after_a_step_in_mixed_precision_the_rest_of_training_step_goes_on_with_the_new_weights(by_helper):
+    class twice(Probe):
+        automatic_optimization = False
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1, bias=False)
+            self.layer.weight.data.fill_(1.0)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.layer.parameters(), lr=1.0)
+
+        def training_step(self, batch, loop, manual):
+            for _ in range(2):
+                loss = self.layer(batch.reshape(1, 1)).float().square().sum() / 2
+                manual.backward(loss)
+                if by_helper:
+                    manual.step()
+                else:
+                    loop.optimizers[0].step()
+                    loop.optimizers[0].zero_grad()
+                self.seen.append(loss.item())
+
+    module = twice()
+    Trainer(precision="bf16-mixed").fit(module, [torch.tensor(0.5)])
+    assert module.seen == [0.125, 0.5 * (0.5 * 0.75) ** 2]
+    assert module.layer.weight.item() == 0.75**2

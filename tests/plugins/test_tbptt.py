@@ -489,7 +489,7 @@ def test_a_step_that_does_not_take_the_state_is_an_error():
 
 
 def test_closures_are_refused():
-    with pytest.raises(ValueError, match="cannot be kept with LBFGS"):
+    with pytest.raises(ValueError, match="cannot be had with LBFGS"):
         Trainer(truncated_bptt_steps=4).fit(Recurrent(optimizer=torch.optim.LBFGS), sequences(1))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightloop import Loop, Plugin, World, hookimpl, needs_closure, option
+from lightloop import Loop, Plugin, World, hookimpl, option, refuse_closures, searches_line
 from lightloop_plugins.accelerators import _launch
 from lightloop_plugins.accelerators._distributed import DEVICES, NODES, ProcessWorld, environment
 from lightloop_plugins.accelerators._horovod import launched
@@ -96,14 +96,10 @@ class Processes(Plugin):
             _launch.finish(self._failed)
 
 
-def no_closures(loop: Loop, strategy: Plugin) -> None:
-    """Refuse optimizers that go forward by themselves, as often as the loss of their rank says."""
-    for optimizer in loop.optimizers:
-        if needs_closure(optimizer):
-            raise ValueError(
-                f"{type(optimizer).__name__} decides by the loss how often it goes forward, which differs from rank to rank: "
-                f"use another optimizer with strategy={strategy.name!r}, or one process"
-            )
+def no_line_search(loop: Loop, strategy: Plugin) -> None:
+    """Refuse optimizers that evaluate as often as the loss says."""
+    why = "which decides by the loss how often it goes forward, and waits for ranks that decide otherwise: use one process"
+    refuse_closures(loop, f"strategy={strategy.name!r}", why, searches_line)
 
 
 def same_count(loop: Loop, size: int, launcher: str) -> None:

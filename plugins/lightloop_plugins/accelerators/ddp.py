@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightloop import Loop, Step, discover, hookimpl, option, parameters_of
-from lightloop_plugins.accelerators._processes import Processes, no_closures
+from lightloop_plugins.accelerators._processes import Processes, no_line_search
 
 BUCKET = 25 * 2**20
 """How many bytes of gradients are reduced at a time, which is what torch takes as well."""
@@ -83,7 +83,7 @@ class Ddp(Processes):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        no_closures(loop, self)
+        no_line_search(loop, self)
         self._step, loop.training_step = loop.training_step, self._forward
         self._wrap(loop)
 
@@ -129,7 +129,7 @@ class Ddp(Processes):
         if self._parallel is None or loop.optimizer_idx is None:
             self._reduces = False
             return self._step(loop)
-        self._reduces = self._parallel.require_backward_grad_sync = not loop.held
+        self._reduces = self._parallel.require_backward_grad_sync = not (loop.held or loop.replaying)
         return self._parallel(loop)
 
     def _wrap(self, loop: Loop) -> None:

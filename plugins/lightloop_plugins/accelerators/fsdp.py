@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from lightloop import Loop, add_note, hookimpl, option
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.accelerators._distributed import ProcessWorld, unexplained
-from lightloop_plugins.accelerators._processes import Processes, no_closures
+from lightloop_plugins.accelerators._processes import Processes, no_line_search
 
 if TYPE_CHECKING:
     from lightloop_plugins.accelerators._route import Route
@@ -88,7 +88,7 @@ class Fsdp(Processes):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        no_closures(loop, self)
+        no_line_search(loop, self)
         if self._half:  # a held backward of torch's fails where there is a block that no forward has gathered yet
             from lightloop_plugins.accelerators._fully_sharded import gather_once
 
@@ -96,8 +96,9 @@ class Fsdp(Processes):
 
     @hookimpl
     def after_forward(self, loop: Loop) -> None:
-        if self._synced == loop.held and loop.optimizer_idx is not None:
-            self._sync(loop.module, not loop.held)
+        held = loop.held and not loop.replaying
+        if self._synced == held and loop.optimizer_idx is not None:
+            self._sync(loop.module, not held)
 
     @hookimpl
     def after_backward(self, loop: Loop) -> None:

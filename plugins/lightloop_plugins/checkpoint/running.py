@@ -19,7 +19,7 @@ def take_window(window: Window) -> dict[str, Any]:
     return {
         **{name: getattr(window, name) for name in FIELDS},
         "weight": _out(window.weight),
-        "moments": [list(_detached(moment)) for moment in window.moments],
+        "moments": [[list(_detached(piece)), _detached(share)] for piece, share in window.moments],
     }
 
 
@@ -28,7 +28,7 @@ def apply_window(window: Window, saved: Mapping[str, Any], device: torch.device)
     for name in FIELDS:
         setattr(window, name, saved[name])
     window.weight = _back(saved["weight"])
-    window.moments = [tuple(_back_at(part, device) for part in moment) for moment in saved["moments"]]
+    window.moments = [(tuple(_back_at(piece, device)), _back_at(share, device)) for piece, share in saved["moments"]]
 
 
 def _detached(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from lightloop import Loop, Plugin, context, hookimpl, map_leaves, needs_closure, option
+from lightloop import Loop, Plugin, context, hookimpl, map_leaves, option, refuse_closures, searches_line
 from lightloop_plugins.precision.lstm import bypass_onednn
 
 NAMES = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed", "64-true": "64"}
@@ -105,12 +105,8 @@ class Precision(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        for optimizer in loop.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"precision='16-mixed' cannot be had with {type(optimizer).__name__}, which computes gradients anew "
-                    "inside its step, where nobody unscales them: use 'bf16-mixed', or another optimizer"
-                )
+        why = "whose line search float16 is too coarse for: use 32 or 'bf16-mixed', or another optimizer"
+        refuse_closures(loop, "precision='16-mixed'", why, searches_line)
         scaler = partial(torch.amp.GradScaler, _device(loop).type, float(self.init_scale))
         self.scalers = [scaler(growth_interval=self.growth_interval) for _ in loop.windows]
         self._scaled = set()
@@ -131,12 +127,17 @@ class Precision(Plugin):
         scaler = self._scaler(loop)
         if not self._to_unscale(loop):
             return
+        if loop.again is not None:
+            scaler._per_optimizer_states.pop(id(loop.optimizer), None)  # it would unscale once a step
         scaler.unscale_(loop.optimizer)
         overflows = list(scaler._found_inf_per_device(loop.optimizer).values())
         for overflow in overflows:
             overflow.copy_(loop.world.reduce(overflow, "max"))
         if any(overflow.item() for overflow in overflows):
             loop.skip_step(f"gradients overflowed in float16, the loss multiplied by {scaler.get_scale():g}")
+            if loop.again is not None and scaler.get_scale() > 1:  # a step that has begun cannot be skipped
+                scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+                loop.again = True
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, add_note, defined, describe, hookimpl, is_collated, needs_closure, option
+from lightloop import (
+    Loop,
+    Plugin,
+    add_note,
+    defined,
+    describe,
+    hookimpl,
+    is_collated,
+    needs_closure,
+    option,
+    refuse_closures,
+)
 from lightloop_plugins._trial import is_out_of_memory
 from lightloop_plugins.split_on_oom.pieces import REMEDY, Gradients, add_gradients, cut, remember, take_gradients
 
@@ -70,11 +81,7 @@ class SplitOnOOM(Plugin):
             raise ValueError(
                 "split_on_oom cannot go backward for a training_step that optimizes by itself: leave one out"
             )
-        for optimizer in loop.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"split_on_oom cannot be had with {type(optimizer).__name__}, which replays the window"
-                )
+        refuse_closures(loop, "split_on_oom", "which replays the window as it was, uncut", needs_closure)
 
     @hookimpl
     def forward(self, loop: Loop) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from lightloop import Key, Loop, Plugin, defined, hookimpl, map_leaves, needs_closure, option, takes
+from lightloop import Key, Loop, Plugin, defined, hookimpl, map_leaves, needs_closure, option, refuse_closures, takes
 from lightloop_plugins.tbptt.cutting import Pieces, cut
 
 BATCH_LOSS: Key[Tensor] = Key("tbptt.batch_loss")
@@ -81,12 +81,8 @@ class TBPTT(Plugin):
                 f"truncated_bptt_steps={self.steps} gives the hidden state to training_step by the argument 'hiddens', "
                 f"which {type(loop.module).__name__}.training_step does not take"
             )
-        for optimizer in loop.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"truncated_bptt_steps cannot be kept with {type(optimizer).__name__}, whose closure runs pieces again "
-                    "that began from hidden states of other weights: leave one of the two out"
-                )
+        why = "which runs pieces again that began from hidden states of other weights: leave one of the two out"
+        refuse_closures(loop, "truncated_bptt_steps", why, needs_closure)
         self._begin(Pieces([], []))
         if not self.accumulate:
             loop.leave_out(self, "hold_step")
