@@ -215,7 +215,8 @@ class Hooks:
     def reduce_gradients(self, loop: Loop) -> None:
         """A window closes: bring the gradients of all processes together, as their mean.
 
-        When: once per window, before anything else is done to its gradient; also for windows whose last backward was held.
+        When: once per window, before anything else is done to its gradient, also where its last backward was held; and
+            again each time that an optimizer's closure is called.
         May change: ``loop.gradients`` in place, or the ``grad`` of the optimizer's parameters; they are looked up anew afterwards.
         Order: for strategies alone.
         """
@@ -224,8 +225,9 @@ class Hooks:
     def unscale_gradients(self, loop: Loop) -> None:
         """Take out of the gradient by what ``backward`` has multiplied the loss.
 
-        When: once per window, after reduce_gradients. Then the loop divides by the weights that were in the window.
-        May change: as in reduce_gradients; ``loop.skip_step(reason)`` keeps the step from being taken.
+        When: as reduce_gradients, and after it. Then the loop divides by the weights that were in the window.
+        May change: as in reduce_gradients; ``loop.skip_step(reason)`` keeps the step from being taken, and where
+            ``loop.again`` is not None, True in it has the gradient evaluated once more, for a step that has begun.
         Order: for precision alone.
         """
 
@@ -233,7 +235,8 @@ class Hooks:
     def before_step(self, loop: Loop) -> None:
         """``loop.gradients`` is the gradient of the whole window: reduced over all processes, unscaled, weighted.
 
-        When: once per window, after unscale_gradients. A plugin needs no declaration to see the whole gradient.
+        When: once per window, after unscale_gradients, and again each time that an optimizer's closure is called (but by a
+            line search). A plugin needs no declaration to see the whole gradient.
         May change: ``loop.gradients`` in place; ``loop.skip_step(reason)`` keeps the step from being taken.
         Order: measure, check, clip.
         """

@@ -123,7 +123,7 @@ def test_two_optimizers_each_go_forward_and_step():
     ]
 
 
-def test_a_closure_replays_forward_and_backward_and_nothing_else():
+def test_a_line_search_replays_forward_and_backward_and_what_makes_the_gradient_whole():
     class Quadratic(Probe):
         def training_step(self, batch):
             return (batch - self.w) ** 2
@@ -137,7 +137,17 @@ def test_a_closure_replays_forward_and_backward_and_nothing_else():
         *BATCH,
         *PIECE,
         *["reduce_gradients", "unscale_gradients", "before_step"],
-        *["step", "zero_grad", "forward", "after_forward", "backward", "after_step", "zero_grad"],
+        *[
+            "step",
+            "zero_grad",
+            "forward",
+            "after_forward",
+            "backward",
+            "reduce_gradients",
+            "unscale_gradients",
+            "after_step",
+            "zero_grad",
+        ],
         *["after_batch", "after_epoch", "between_batches"],
         *END,
     ]
@@ -692,7 +702,7 @@ def test_a_loss_that_vanishes_when_it_is_asked_for_again_is_told():
             loss = super().training_step(batch, batch_idx)
             return loss if self.evaluations == 1 else None
 
-    with pytest.raises(ValueError, match="gave a loss at first and None when its optimizer asked again"):
+    with pytest.raises(ValueError, match="gave a loss at first and None when it was run again"):
         fit(Vanishing(lbfgs), classification_batches(1))
 
 
