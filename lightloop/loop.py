@@ -28,7 +28,7 @@ class Loop(State):
         self.prepare_fit()
         hook.before_fit(loop=self)
         while not self.should_stop() and hook.epochs_remain(loop=self):
-            done, self.epoch_finished = self.total_batches - self.batch_idx, False
+            done, self.epoch_finished, self.epoch_metrics = self.total_batches - self.batch_idx, False, {}
             hook.before_epoch(loop=self)
             for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
                 self.train_batch()
@@ -41,6 +41,7 @@ class Loop(State):
             else:
                 self.epoch_finished = True
             self.close_open_windows()
+            self.fold_metrics()
             hook.after_epoch(loop=self)
             if self.stepped:
                 self.metrics.step = {}

@@ -25,16 +25,19 @@ FOLD = 256
 class Running:
     """One metric over some batches, reduced only when it is read."""
 
-    __slots__ = ("even", "folded", "pairs", "reduce")
+    __slots__ = ("even", "folded", "name", "pairs", "reduce")
 
     def __init__(
         self,
         reduce: Reduce = "mean",
         pairs: Iterable[tuple[Number, Number]] = (),
         *,
+        name: str = "",
         folded: int = 1,
         even: bool = False,
     ) -> None:
+        self.name = name
+        """Under which name it was logged; ``<name>_step`` and ``<name>_epoch`` are of one metric."""
         self.reduce: Reduce = reduce
         self.pairs: list[tuple[Number, Number]] = list(pairs)
         """``(value, weight)`` of each batch; nothing is computed before the metric is read."""
@@ -61,7 +64,7 @@ class Running:
 
     def copy(self) -> Running:
         """Another one with the same values, which goes on by itself."""
-        return Running(self.reduce, self.pairs, folded=self.folded, even=self.even)
+        return Running(self.reduce, self.pairs, name=self.name, folded=self.folded, even=self.even)
 
     def parts(self) -> tuple[Number, Number]:
         """``(total, weight)``: the metric is their quotient for a mean, else the total alone."""
@@ -87,7 +90,12 @@ class Running:
 
 
 class Metrics:
-    """What has been logged: of the step that is being made, of the epoch, and the latest of all."""
+    """What has been logged: of the step that is being made, of the epoch, and the latest of all.
+
+    Logged for both step and epoch, a metric ``x`` is ``x_step`` in the step's row and ``x_epoch`` in the epoch's; ``x`` is
+    the step's value while the epoch lasts, and the epoch's at its end. What is logged for the epoch alone has no value
+    before the end.
+    """
 
     def __init__(self) -> None:
         self.step: dict[str, Running] = {}
@@ -95,9 +103,11 @@ class Metrics:
         self.epoch: dict[str, Running] = {}
         """Since the epoch or the pass over evaluation data began, by name."""
         self.latest: dict[str, Number] = {}
-        """The last value of every metric, of any stage."""
+        """The last value of every metric, of any stage; what was logged for an epoch is in it once that is over."""
         self.updates: dict[str, int] = {}
         """How often each of :attr:`latest` has been given a value; a monitor can tell a fresh value from a stale one."""
+        self.wholes: dict[str, str] = {}
+        """What the epoch's value is called of each metric that is logged for both step and epoch: ``x_epoch`` for ``x``."""
         self.on_bar: set[str] = set()
         """The names that progress bars show."""
 
@@ -112,10 +122,17 @@ class Metrics:
         reduce: Reduce = "mean",
         weight: Number | None = 1,
         copy: bool = True,
+        step_name: str | None = None,
+        epoch_name: str | None = None,
     ) -> None:
         """Take in one value of a metric; it must be a number or a tensor of one element, which stays where it is.
 
-        Logged for both step and epoch, the epoch's metric is called ``<name>_epoch``.
+        What the values of the step and of the epoch are called, if it is not the name, is by default ``<name>_step`` and
+        ``<name>_epoch`` where it is logged for both.
+
+        Raises:
+            TypeError: if the name is no text, or the value no number.
+            ValueError: if another metric has the name, there are several elements, or ``reduce`` is unknown.
         """
         # What is logged in each batch comes this way: as few calls as can be.
         if type(value) is Tensor and value.ndim == 0:
@@ -124,20 +141,39 @@ class Metrics:
         else:
             value = _scalar(name, value)
         if step:
-            kept = self.step
-            (kept[name] if name in kept else self._open(kept, name, reduce)).add(value, weight)
+            kept, updates = self.step, self.updates
+            own = step_name or (f"{name}_step" if epoch else name)
+            one = kept[own] if own in kept else self._open(kept, own, name, reduce)
+            if one.name != name:
+                self._claim(one, own, name)
+            one.add(value, weight)
+            self.latest[name] = value
+            updates[name] = updates[name] + 1 if name in updates else 1
+            if own != name:
+                self.latest[own] = value
+                updates[own] = updates[own] + 1 if own in updates else 1
         if epoch:
-            kept, whole = self.epoch, f"{name}_epoch" if step else name
-            (kept[whole] if whole in kept else self._open(kept, whole, reduce)).add(value, weight)
+            kept, whole = self.epoch, epoch_name or (f"{name}_epoch" if step else name)
+            one = kept[whole] if whole in kept else self._open(kept, whole, name, reduce)
+            if one.name != name:
+                self._claim(one, whole, name)
+            one.add(value, weight)
         if bar:
             self.on_bar.add(name)
-        self.latest[name] = value
-        self.updates[name] = self.updates[name] + 1 if name in self.updates else 1
 
     def put(self, name: str, value: Number) -> None:
         """Set the latest value of a metric."""
         self.latest[name] = value
         self.updates[name] = self.updates.get(name, 0) + 1
+
+    def monitored(self, name: str) -> tuple[int, Number | None]:
+        """What a monitor of the metric sees: how often it has been given a value, and the last one; the epoch's if it has one."""
+        name = self.wholes.get(name, name)
+        return self.updates.get(name, 0), self.latest.get(name)
+
+    def names(self) -> list[str]:
+        """The names of all that has been logged, for messages."""
+        return sorted({*self.latest, *self.epoch})
 
     def take_epoch(self, world: World, keep: bool = True) -> dict[str, float]:
         """The epoch's metrics over all ranks as numbers; what follows is a new epoch's.
@@ -148,19 +184,41 @@ class Metrics:
         numbers = over_ranks(running, world)
         for name, number in numbers.items() if keep else ():
             self.put(name, number)
+            if name in running and running[name].name != name:
+                self.put(running[name].name, number)
         return numbers
 
     def take_step(self) -> dict[str, float]:
         """This rank's metrics of the step as numbers, each the mean over its window, fetched in one go."""
         return fetch({name: running.value() for name, running in self.step.items()})
 
-    def _open(self, kept: dict[str, Running], name: str, reduce: Reduce) -> Running:
+    def now(self) -> dict[str, Number]:
+        """The value of every metric now: the latest ones, and of an epoch or pass that lasts the means so far."""
+        return {**self.latest, **{name: running.value() for name, running in self.epoch.items()}}
+
+    def _claim(self, running: Running, kept_as: str, name: str) -> None:
+        if running.name:
+            raise _taken(kept_as, running.name, name)
+        running.name = name  # it came from an older checkpoint, which does not say
+        if kept_as != name and running is self.epoch.get(kept_as):
+            self.wholes[name] = kept_as
+
+    def _open(self, kept: dict[str, Running], kept_as: str, name: str, reduce: Reduce) -> Running:
         if not isinstance(name, str) or not name:
             raise TypeError(f"a metric's name must be text; it is {name!r}")
         if reduce not in REDUCES:
             raise ValueError(f"metric {name!r}: reduce must be one of {', '.join(REDUCES)}; it is {reduce!r}")
-        running = kept[name] = Running(reduce)
+        if kept is self.epoch and kept_as != name:
+            self.wholes[name] = kept_as
+        running = kept[kept_as] = Running(reduce, name=name)
         return running
+
+
+def _taken(kept_as: str, other: str, name: str) -> ValueError:
+    return ValueError(
+        f"two metrics are called {kept_as!r}: one that is logged as {other!r} and one as {name!r}. What is logged with both "
+        "on_step and on_epoch is kept as <name>_step and <name>_epoch: rename one of them"
+    )
 
 
 def fetch(values: Mapping[K, Number]) -> dict[K, float]:

@@ -116,8 +116,7 @@ class RunAttributes:
     @property
     def callback_metrics(self) -> dict[str, float]:
         """The latest value of every metric of the latest run, as numbers; those of an epoch are means so far."""
-        metrics = self._latest.metrics
-        return fetch({**metrics.latest, **{name: running.value() for name, running in metrics.epoch.items()}})
+        return fetch(self._latest.metrics.now())
 
     @property
     def logged_metrics(self) -> dict[str, float]:

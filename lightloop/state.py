@@ -55,6 +55,8 @@ class State(Control):
         self.world = World()
         self.stash = Stash()
         self.metrics = Metrics()
+        self.epoch_metrics: dict[str, float] = {}
+        """What the epoch came to, over all ranks; empty until its last batch is done."""
         self.optimizers: list[Optimizer] = []
         self.schedules: list[Schedule] = []
         self.frequencies: list[int] = []
@@ -227,6 +229,16 @@ class State(Control):
             weight = self.weight_of_batch(name) if on_epoch and reduce == "mean" else 1
         step, epoch = on_step, bool(on_epoch)
         self.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, reduce=reduce, weight=weight, copy=copy)
+
+    def fold_metrics(self) -> dict[str, float]:
+        """Make numbers of what was logged for the epoch, which monitors see from then on; all ranks must call it.
+
+        The loop does so after the last batch, before ``after_epoch``; whoever logs for the epoch later calls it again.
+        Returns the metrics that are new; :attr:`epoch_metrics` has them all.
+        """
+        means = self.metrics.take_epoch(self.world)
+        self.epoch_metrics |= means
+        return means
 
     def samples_in(self, batch: Any) -> int | None:
         """How many samples are in ``batch``, of this run; None where that cannot be known.

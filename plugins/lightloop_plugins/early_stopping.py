@@ -17,7 +17,7 @@ class EarlyStopping(Plugin):
     """Ask for the end of training after ``patience`` checks in a row without an improvement of ``monitor``.
 
     A check is made after each validation pass, or at the end of a training epoch in which none was made, if the metric has
-    a new value. The first one sets the best score, which moves only with an improvement: a change by more than
+    a new value: of a metric logged with ``on_epoch``, the epoch's. The first one sets the best score, which moves only with an improvement: a change by more than
     ``min_delta`` in the right direction. A minimum of epochs or steps delays the end; should the metric recover while it
     does, the request is withdrawn.
     """
@@ -89,7 +89,7 @@ class EarlyStopping(Plugin):
         self._begin()
         yield  # a resumed run now knows its scores, and what it had seen of the metric
         if self._updates is None:  # a run that begins, or one that was resumed with another metric to watch
-            self._updates = loop.metrics.updates.get(self.monitor, 0)
+            self._updates = loop.metrics.monitored(self.monitor)[0]
         self._ask(loop)
 
     @hookimpl
@@ -123,11 +123,11 @@ class EarlyStopping(Plugin):
 
     def _look(self, loop: Loop, due: bool) -> None:
         """Check the metric if it has a new value; where it is ``due`` and there is none at all, say so."""
-        updates = loop.metrics.updates.get(self.monitor, 0)
+        updates, value = loop.metrics.monitored(self.monitor)
         if updates and updates != self._updates:
             self._updates, self._checked = updates, True
-            self._score(loop, float(loop.metrics.latest[self.monitor]))
-        elif due and self.monitor not in loop.metrics.latest:
+            self._score(loop, float(value))  # type: ignore[arg-type]
+        elif due and self.monitor not in loop.metrics.names():
             self._say_missing(loop)
 
     def _score(self, loop: Loop, score: float) -> None:
@@ -173,7 +173,7 @@ class EarlyStopping(Plugin):
     def _say_missing(self, loop: Loop) -> None:
         message = (
             f"early stopping watches {self.monitor!r}, which has not been logged; "
-            f"logged are {', '.join(sorted(loop.metrics.latest)) or 'none'}"
+            f"logged are {', '.join(loop.metrics.names()) or 'none'}"
         )
         if self.strict:
             raise RuntimeError(f"{message}. Log it, watch another, or let it pass with strict=False")

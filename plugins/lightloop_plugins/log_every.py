@@ -61,9 +61,9 @@ class LogEvery(Plugin):
     def after_epoch(self, loop: Loop) -> None:
         if self._wanted:
             self.after_batch(loop)  # the end of the epoch may have closed a window
-        means = loop.metrics.take_epoch(loop.world)
-        if means:
-            loop.write(_row(loop.epoch, means))
+        loop.fold_metrics()  # of what callbacks have logged at the end of the epoch
+        if loop.epoch_metrics:
+            loop.write(_row(loop.epoch, loop.epoch_metrics))
 
     @hookimpl
     def after_evaluation(self, loop: Loop) -> None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from lightloop import Loop, Plugin, context, defined, hookimpl, warn
+from lightloop import Loop, Plugin, Schedule, context, defined, hookimpl, warn
 
 
 class LRSchedule(Plugin):
@@ -18,7 +18,8 @@ class LRSchedule(Plugin):
       there has the rate of the epoch to come; a scheduler with a monitor goes after it, when its metric is there.
     * ``batch``: after every ``frequency``-th batch, whether or not it closed a window.
 
-    A scheduler with a ``monitor`` is given the metric, and only one that is new since it was last used. Without a new
+    A scheduler with a ``monitor`` is given the metric, at the end of an epoch the epoch's value of what is logged with
+    ``on_epoch``, and only one that is new since it was last used. Without a new
     value nothing is stepped: an error if the schedule is ``strict``, which is the default, else one warning. NaN is handed
     on as it is; ReduceLROnPlateau takes it for no improvement. Several processes use the value of rank 0.
 
@@ -87,17 +88,23 @@ class LRSchedule(Plugin):
         if count % schedule.frequency or schedule.paused:
             return
         if schedule.monitor is not None:
-            updates = loop.metrics.updates.get(schedule.monitor, 0)
+            updates, value = self._monitored(loop, schedule)
             if updates == self._used[index]:
                 self._say_stale(loop, index)
                 return
             self._used[index] = updates
-            metric = loop.world.broadcast(loop.metrics.latest[schedule.monitor])
+            metric = loop.world.broadcast(value)
         if _has_begun(schedule.scheduler):
             self._step(schedule.scheduler, metric)
         else:
             with _order_is_right():
                 self._step(schedule.scheduler, metric)
+
+    def _monitored(self, loop: Loop, schedule: Schedule) -> tuple[int, Any]:
+        """How often the metric has been given a value, and the last: the epoch's, or the step's within an epoch."""
+        if schedule.interval == "epoch":
+            return loop.metrics.monitored(schedule.monitor)  # type: ignore[arg-type]
+        return loop.metrics.updates.get(schedule.monitor, 0), loop.metrics.latest.get(schedule.monitor)  # type: ignore[arg-type]
 
     def _step(self, scheduler: Any, metric: Any) -> None:
         if self._by_module is not None:
@@ -108,12 +115,15 @@ class LRSchedule(Plugin):
             scheduler.step(metric)
 
     def _say_stale(self, loop: Loop, index: int) -> None:
-        schedule, latest = loop.schedules[index], loop.metrics.latest
+        schedule, metrics = loop.schedules[index], loop.metrics
+        lacks = "has not been logged"
+        if schedule.monitor in metrics.latest:
+            lacks = "has no new value since it was last used"
+        elif schedule.monitor in metrics.epoch:
+            lacks = "is logged with on_epoch alone and has a value when the epoch is over"
         what = (
             f"the lr_scheduler {schedule.name or type(schedule.scheduler).__name__} is due, and its metric "
-            f"{schedule.monitor!r} "
-            f"{'has no new value since it was last used' if schedule.monitor in latest else 'has not been logged'}; "
-            f"logged are {', '.join(sorted(latest)) or 'none'}"
+            f"{schedule.monitor!r} {lacks}; logged are {', '.join(metrics.names()) or 'none'}"
         )
         if schedule.strict:
             raise ValueError(

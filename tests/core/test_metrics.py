@@ -91,7 +91,7 @@ def test_what_is_logged_is_what_it_was_then():
 
     trainer = Trainer(["-*"])
     trainer.fit(Adding(), [torch.tensor(1.0), torch.tensor(2.0)])
-    assert trainer.loop.metrics.take_epoch(World()) == {"plain": 0.5, "w": 0.5}
+    assert trainer.loop.epoch_metrics == {"plain": 0.5, "w": 0.5}
 
 
 def test_step_and_epoch_names():
@@ -99,10 +99,14 @@ def test_step_and_epoch_names():
     metrics.log("a", 1.0, step=True, epoch=True, bar=True)
     metrics.log("b", 2.0, step=False, epoch=True)
     metrics.log("b", 4.0, step=False, epoch=True, weight=3)
-    assert (list(metrics.step), list(metrics.epoch), metrics.on_bar) == (["a"], ["a_epoch", "b"], {"a"})
-    assert (metrics.latest, metrics.updates) == ({"a": 1.0, "b": 4.0}, {"a": 1, "b": 2})
-    assert metrics.take_epoch(World()) == {"a_epoch": 1.0, "b": 3.5}
-    assert metrics.latest == {"a": 1.0, "b": 3.5, "a_epoch": 1.0}
+    metrics.log("a", 4.0, step=True, epoch=True, bar=True)
+    assert (list(metrics.step), list(metrics.epoch), metrics.on_bar) == (["a_step"], ["a_epoch", "b"], {"a"})
+    assert (metrics.latest, metrics.updates) == ({"a": 4.0, "a_step": 4.0}, {"a": 2, "a_step": 2})
+    assert metrics.now() == {"a": 4.0, "a_step": 4.0, "a_epoch": 2.5, "b": 3.5}
+    assert (metrics.monitored("a"), metrics.monitored("b")) == ((0, None), (0, None))
+    assert metrics.take_epoch(World()) == {"a_epoch": 2.5, "b": 3.5}
+    assert metrics.latest == metrics.now() == {"a": 2.5, "a_step": 4.0, "a_epoch": 2.5, "b": 3.5}
+    assert (metrics.monitored("a"), metrics.monitored("b")) == ((1, 2.5), (1, 3.5))
     assert metrics.take_epoch(World()) == {}
 
 
@@ -111,7 +115,7 @@ def test_a_pass_that_does_not_count_changes_no_latest_value_at_its_end():
     metrics.log("b", 2.0, step=False, epoch=True)
     metrics.log("b", 4.0, step=False, epoch=True)
     assert metrics.take_epoch(World(), keep=False) == {"b": 3.0}
-    assert metrics.updates == {"b": 2}
+    assert metrics.updates == metrics.latest == {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,14 +179,14 @@ def test_a_step_is_the_mean_of_its_window_and_an_epoch_that_of_its_samples():
 
         @hookimpl
         def after_step(self, loop):
-            rows.append(loop.metrics.take_step()["n"])
+            rows.append(loop.metrics.take_step()["n_step"])
 
     data = classification_batches(3)
     data[2] = (data[2][0][:2], data[2][1][:2])
     trainer = Trainer(["-*", Watch()], accumulate_grad_batches=2)
     trainer.fit(Logging(), data)
     assert rows == [0.5, 2.0]
-    assert trainer.loop.metrics.take_epoch(World())["n_epoch"] == (0 * 8 + 1 * 8 + 2 * 2) / 18
+    assert trainer.loop.epoch_metrics["n_epoch"] == (0 * 8 + 1 * 8 + 2 * 2) / 18
 
 
 def test_a_run_without_steps_keeps_memory_flat():

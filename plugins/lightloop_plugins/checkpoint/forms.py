@@ -36,6 +36,7 @@ RUNNING: Form = {
         "weights": NUMBERS,
         "folded?": COUNT,
         "even?": bool,
+        "name?": str,
     }
 }
 PLUGINS: Form = {str: {"version": COUNT, "state": {str: object}}}
@@ -59,6 +60,7 @@ RANK: Form = {
         "epoch": RUNNING,
         "latest": {str: NUMBER},
         "updates": {str: COUNT},
+        "wholes?": {str: str},
         "on_bar": [str],
     },
     "loader": {

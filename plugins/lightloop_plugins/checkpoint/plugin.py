@@ -81,6 +81,13 @@ class Checkpoint(Plugin):
     mode: Literal["min", "max"] = option(
         "min", "Whether the monitored metric is better low or high.", flag="monitor_mode"
     )
+    strict: bool = option(
+        False,
+        "Whether a monitored metric that has not been logged is an error, instead of a warning once.",
+        flag="monitor_strict",
+        neutral=True,
+        enables=False,
+    )
     top_k: int = option(
         1, "Keep so many of the best by the monitored metric; -1 keeps all.", flag="save_top_k", neutral=True
     )
@@ -250,11 +257,10 @@ class Checkpoint(Plugin):
             **described(left_out),
         }
         value = body["metrics"].get(self.monitor) if self.monitor else None
-        if self.monitor and self.monitor not in body["metrics"] and not loop.batch_idx:
-            warn(
-                f"monitor={self.monitor!r} names no metric that has been logged; there are "
-                f"{', '.join(body['metrics']) or 'none'}. The checkpoint ranks last",
-            )
+        if (missing := self._trigger.missing(loop)) is not None:
+            if self.strict:
+                raise CheckpointError(f"{missing}; monitor_strict=False ranks its checkpoints last")
+            warn(f"{missing}. Its checkpoints rank last")
         name = saver.save(content, body, self._trigger.score(value), PREFIX if exact else EXCEPTION)
         return f"{saver.folder.place}/{name}" if loop.world.is_main else None
 

@@ -38,7 +38,9 @@ def describe_plugins(loop: Loop) -> dict[str, Any]:
 
 def describe_run(loop: Loop) -> dict[str, Any]:
     """Where the run is, its metrics, and all around it on which the bits of a result depend."""
-    numbers = fetch(loop.metrics.latest)
+    latest, wholes = loop.metrics.latest, loop.metrics.wholes
+    numbers = fetch({name: value for name, value in latest.items() if name not in wholes})
+    numbers |= {name: numbers[whole] for name, whole in wholes.items() if whole in numbers}  # as a monitor sees it
     return {
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "counters": {"epoch": loop.epoch, "batch_idx": loop.batch_idx, "global_step": loop.global_step},

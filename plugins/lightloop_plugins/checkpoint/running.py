@@ -60,6 +60,7 @@ def take_metrics(loop: Loop) -> dict[str, Any]:
         "epoch": {name: _take_running(running) for name, running in metrics.epoch.items()},
         "latest": {name: _out(value) for name, value in metrics.latest.items()},
         "updates": dict(metrics.updates),
+        "wholes": dict(metrics.wholes),
         "on_bar": sorted(metrics.on_bar),
     }
 
@@ -71,18 +72,20 @@ def apply_metrics(loop: Loop, saved: Mapping[str, Any]) -> None:
     metrics.epoch = {name: _running(one) for name, one in saved["epoch"].items()}
     metrics.latest = {name: _back(value) for name, value in saved["latest"].items()}
     metrics.updates = dict(saved["updates"])
+    metrics.wholes = dict(saved.get("wholes", {}))
     metrics.on_bar = set(saved["on_bar"])
 
 
 def _take_running(running: Running) -> dict[str, Any]:
     values, weights = [value for value, _ in running.pairs], [weight for _, weight in running.pairs]
-    counts = {"folded": running.folded, "even": running.even}
-    return {"reduce": running.reduce, "values": _pack(values), "weights": _pack(weights), **counts}
+    more = {"name": running.name, "folded": running.folded, "even": running.even}
+    return {"reduce": running.reduce, "values": _pack(values), "weights": _pack(weights), **more}
 
 
 def _running(saved: Mapping[str, Any]) -> Running:
     pairs = zip(_unpack(saved["values"]), _unpack(saved["weights"]), strict=True)
-    return Running(saved["reduce"], pairs, folded=saved.get("folded", 1), even=saved.get("even", False))
+    name, folded, even = saved.get("name", ""), saved.get("folded", 1), saved.get("even", False)
+    return Running(saved["reduce"], pairs, name=name, folded=folded, even=even)
 
 
 def _pack(numbers: list[Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -26,7 +27,7 @@ class Trigger:
     def __init__(self, every: Rhythm, monitor: str | None, mode: str) -> None:
         self.every = None if every is None else Every(every, "save_every")
         self.monitor, self.mode = monitor, mode
-        self._due = self._evaluated = False
+        self._due = self._evaluated = self._passed = self._said = False
         self._best: float | None = None
         self._updates = 0
 
@@ -52,24 +53,41 @@ class Trigger:
 
     def after_evaluation(self) -> None:
         """The metric may have another value."""
-        self._evaluated = True
+        self._evaluated = self._passed = True
+
+    def missing(self, loop: Loop) -> str | None:
+        """What is wrong where the metric should have been logged by now and was not, the first time that this is asked."""
+        if self.monitor is None or self._said or self.monitor in loop.metrics.names() or loop.batch_idx:
+            return None
+        if not (self._passed or "validate" not in loop.eval_sources or self._ends(loop)):
+            return None  # it may be one of validation, which is yet to come
+        self._said = True
+        names = loop.metrics.names()
+        near = difflib.get_close_matches(self.monitor, names, 1)
+        return (
+            f"monitor={self.monitor!r} names no metric that has been logged"
+            f"{f', did you mean {near[0]!r}?' if near else ''}; there are {', '.join(names) or 'none'}"
+        )
 
     def due(self, loop: Loop) -> bool:
         """Whether to make one now, asked once at each boundary between batches."""
         improved = self._evaluated and self._improves(loop)
         due, self._due, self._evaluated = self._due or improved, False, False
-        return due or loop.stopping or (loop.batch_idx == 0 and not loop.hook.epochs_remain(loop=loop))
+        return due or self._ends(loop)
+
+    def _ends(self, loop: Loop) -> bool:
+        return loop.stopping or (loop.batch_idx == 0 and not loop.hook.epochs_remain(loop=loop))
 
     def score(self, value: float | None) -> float | None:
         """A value of the metric as a number that is better the higher it is."""
         return value if value is None or self.mode == "max" else -value
 
     def _improves(self, loop: Loop) -> bool:
-        updates = loop.metrics.updates.get(self.monitor, 0) if self.monitor else 0
+        updates, value = loop.metrics.monitored(self.monitor) if self.monitor else (0, None)
         if updates == self._updates:
             return False
         self._updates = updates
-        score = self.score(loop.world.broadcast(float(loop.metrics.latest[self.monitor])))  # type: ignore[index]
+        score = self.score(loop.world.broadcast(float(value)))  # type: ignore[arg-type]
         if score is not None and score == score and (self._best is None or score > self._best):
             self._best = score
             return True

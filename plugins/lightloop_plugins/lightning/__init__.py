@@ -70,8 +70,8 @@ class Lightning(Plugin):
             return
         check_callbacks(callbacks)
         self._data = find_datamodule(loop)
-        self._trainer, loop.trainer = loop.trainer, View(loop, self._data, callbacks, self)
         log = loop.stash[LOG] = Log(loop)
+        self._trainer, loop.trainer = loop.trainer, View(loop, self._data, callbacks, self, log)
         for module in modules:
             check_module(module)
             instead = {"log": log, "_trainer": loop.trainer}

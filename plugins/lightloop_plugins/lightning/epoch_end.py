@@ -49,7 +49,7 @@ class LightningEpochEnd(Plugin):
         log.compute()  # and may have logged more
         log.reset()
         log.of_epoch = False
-        if means := loop.metrics.take_epoch(loop.world):
+        if means := loop.fold_metrics():
             loop.write({"epoch": loop.epoch, **means})
 
     @hookimpl

@@ -17,7 +17,7 @@ class Log:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._objects: dict[str, Any] = {}
+        self._objects: dict[str, tuple[str, Any]] = {}
         self._used: list[Any] = []
         self.of_epoch = False
         """Whether no batch is being trained on, before the first of an epoch and after its last: what is logged is the epoch's."""
@@ -46,33 +46,36 @@ class Log:
         evaluating = loop.evaluation is not None
         step = not evaluating and (not self.of_epoch if on_step is None else on_step)
         epoch = (evaluating or self.of_epoch) if on_epoch is None else on_epoch
-        if evaluating:
-            if on_step and not epoch:
-                raise ValueError(
-                    f"metric {name!r}: on_step=True alone has no meaning in evaluation, which takes no steps"
-                )
-            name = self._evaluation_name(name, add_dataloader_idx)
+        if evaluating and on_step and not epoch:
+            raise ValueError(f"metric {name!r}: on_step=True alone has no meaning in evaluation, which takes no steps")
+        both = bool(on_step if evaluating else step) and epoch
+        name, own, whole = self._names(name, both, evaluating and add_dataloader_idx)
         if hasattr(value, "_forward_cache") and hasattr(value, "compute"):
             if epoch:
-                self._objects[f"{name}_epoch" if step else name] = value
-                epoch = False
+                self._objects[whole] = name, value
             value = value._forward_cache
-            if value is None or not step:
+            if value is None or not (step or both):
                 return
+            epoch = False
         if step and sync_dist and loop.world.size > 1:
             value = loop.world.reduce(torch.as_tensor(value), "mean")
         how = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", repr(reduce_fx))
+        how = {"avg": "mean"}.get(how.lower(), how.lower())
         weight: int | None = 1
         if epoch and how == "mean":
             weight = loop.weight_of_batch(name) if batch_size is None else batch_size
-        loop.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, reduce=how, weight=weight)  # type: ignore[arg-type]
+        if both and evaluating:
+            loop.metrics.put(own, torch.as_tensor(value).detach().clone())
+        more: dict[str, Any] = {"reduce": how, "weight": weight, "step_name": own, "epoch_name": whole}
+        if step or epoch:
+            loop.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, **more)
 
     def compute(self) -> None:
         """Log what the metric objects of the epoch, or the pass, have come to."""
         objects, self._objects = self._objects, {}
-        self._used += objects.values()
-        for name, metric in objects.items():
-            self._loop.metrics.log(name, metric.compute(), step=False, epoch=True)
+        self._used += [metric for _, metric in objects.values()]
+        for whole, (name, metric) in objects.items():
+            self._loop.metrics.log(name, metric.compute(), step=False, epoch=True, epoch_name=whole)
 
     def reset(self) -> None:
         """Let the metric objects that were computed begin anew."""
@@ -80,11 +83,13 @@ class Log:
         for metric in used:
             metric.reset()
 
-    def _evaluation_name(self, name: str, add_dataloader_idx: bool) -> str:
+    def _names(self, name: str, both: bool, by_loader: bool) -> tuple[str, str, str]:
+        """What a metric is called, and what its values of the step and of the epoch are."""
         evaluation = self._loop.evaluation
-        assert evaluation is not None
-        several = evaluation.loader_name is not None and add_dataloader_idx
-        return f"{name}/dataloader_idx_{evaluation.loader_idx}" if several else name
+        several = by_loader and evaluation is not None and evaluation.loader_name is not None
+        loader = f"/dataloader_idx_{evaluation.loader_idx}" if several else ""  # type: ignore[union-attr]
+        step, epoch = ("_step", "_epoch") if both else ("", "")
+        return name + loader, name + step + loader, name + epoch + loader
 
     def __reduce__(self) -> Any:  # a copy of a module that is made in a run logs nothing
         return _get_unheard, ()

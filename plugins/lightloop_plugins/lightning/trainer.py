@@ -19,11 +19,11 @@ class View:
     progress_bar_callback = checkpoint_callback = early_stopping_callback = None
     barebones = False
 
-    def __init__(self, loop: Loop, datamodule: Any, callbacks: list[Any], plugin: Any) -> None:
+    def __init__(self, loop: Loop, datamodule: Any, callbacks: list[Any], plugin: Any, log: Any) -> None:
         strategy = Strategy(loop, plugin)
         vars(self).update(_loop=loop, _trainer=loop.trainer, datamodule=datamodule, strategy=strategy)
         vars(self).update(precision_plugin=strategy, callbacks=callbacks, fit_loop=FitLoop(loop))
-        vars(self).update(_logger_connector=self)
+        vars(self).update(_logger_connector=self, _log=log)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_trainer"], name)
@@ -55,12 +55,12 @@ class View:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The latest values, as tensors that nobody has waited for; Lightning's names beside ours."""
-        metrics = self._loop.metrics
-        values = {**metrics.latest, **{name: running.value() for name, running in metrics.epoch.items()}}
-        stems = [name.removesuffix("_epoch") for name in values if name.endswith("_epoch")]
-        values |= {f"{stem}_step": values[stem] for stem in stems if stem in values}
-        values |= {stem: values[f"{stem}_epoch"] for stem in stems}
+        """The latest values, as tensors that nobody has waited for; of an epoch, or a pass, once its batches are done."""
+        metrics, evaluation = self._loop.metrics, self._loop.evaluation
+        values = dict(metrics.latest)
+        if self._log.of_epoch if evaluation is None else evaluation.batch is None:
+            for name, running in metrics.epoch.items():
+                values[name] = values[running.name or name] = running.value()
         return {
             name: torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float32)
             for name, value in values.items()

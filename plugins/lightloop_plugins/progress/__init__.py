@@ -154,4 +154,6 @@ class Progress(Plugin):
         metrics = loop.metrics
         loss = loop.stash[RUNNING_LOSS]() if RUNNING_LOSS in loop.stash else None
         own = {} if loss is None else {"loss": loss}
-        return fetch(own | {name: value for name, value in metrics.latest.items() if name in metrics.on_bar})
+        shown = {name: value for name, value in metrics.latest.items() if name in metrics.on_bar}
+        shown |= {name: running.value() for name, running in metrics.epoch.items() if name in metrics.on_bar}
+        return fetch(own | shown)
