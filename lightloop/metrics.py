@@ -222,19 +222,28 @@ def _taken(kept_as: str, other: str, name: str) -> ValueError:
 
 
 def fetch(values: Mapping[K, Number]) -> dict[K, float]:
-    """Turn ``values`` into numbers, waiting once per device and not once per value."""
+    """Turn ``values`` into numbers, whole ones exactly, waiting once per device and not once per value.
+
+    A device without double precision is waited for once per dtype.
+    """
     numbers = {name: float(value) for name, value in values.items() if not isinstance(value, Tensor)}
-    devices: dict[torch.device, dict[K, Tensor]] = {}
+    together: dict[object, dict[K, Tensor]] = {}
     for name, value in values.items():
         if isinstance(value, Tensor):
-            devices.setdefault(value.device, {})[name] = value if value.ndim == 0 else value.reshape(())
-    for device, kept in devices.items():
+            exact = _exact(value.device) == torch.float64
+            key = value.device if exact else (value.device, value.dtype)  # nothing there holds whole numbers and others
+            together.setdefault(key, {})[name] = value if value.ndim == 0 else value.reshape(())
+    for kept in together.values():
         parts = list(kept.values())
         if any(part.dtype != parts[0].dtype for part in parts):
-            exact = torch.float64 if device.type not in ("mps", "xla") else torch.float32
-            parts = [part.to(exact) for part in parts]
+            parts = [part.to(torch.float64) for part in parts]
         numbers |= dict(zip(kept, map(float, torch.stack(parts).tolist()), strict=True))
     return {name: numbers[name] for name in values}
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    """The most exact type of numbers that ``device`` has."""
+    return torch.float32 if device.type in ("mps", "xla") else torch.float64
 
 
 def over_ranks(running: Mapping[str, Running], world: World) -> dict[str, float]:
@@ -290,7 +299,11 @@ def _stack(values: list[Number], like: Tensor | list[Number] | None = None) -> T
     first = next((value for value in values if isinstance(value, Tensor)), None)
     if first is None:
         return values
-    kind = torch.promote_types(first.dtype, torch.float32)  # sums of half precision would be coarse
+    kinds = {value.dtype if isinstance(value, Tensor) else None for value in values}
+    if len(kinds) == 1 and first.dtype.is_floating_point:
+        kind = torch.promote_types(first.dtype, torch.float32)  # sums of half precision would be coarse
+    else:
+        kind = _exact(first.device)  # whole numbers and Python's would be coarse in single precision
     if all(isinstance(value, Tensor) and value.dtype == kind and value.device == first.device for value in values):
         return torch.stack(values)  # type: ignore[arg-type]
     return torch.stack([torch.as_tensor(value, dtype=kind, device=first.device) for value in values])

@@ -14,7 +14,7 @@ class LrMonitor(Plugin):
     """Log the learning rate that each step is made with, or each epoch begins with.
 
     One optimizer with one parameter group logs ``lr``; several optimizers ``lr/0``, ``lr/1``; several groups the group's
-    ``name`` or number after it: ``lr/0/1``, or ``lr/1`` where there is one optimizer.
+    ``name`` or number after it: ``lr/0/1``, or ``lr/1`` where there is one optimizer. Groups of one name have both.
     """
 
     name = "lr_monitor"
@@ -48,5 +48,7 @@ class LrMonitor(Plugin):
 
 def names(optimizer: Optimizer) -> list[str]:
     """What tells the parameter groups apart; an empty name where there is one."""
-    groups = optimizer.param_groups
-    return [str(group.get("name", index)) for index, group in enumerate(groups)] if len(groups) > 1 else [""]
+    if len(optimizer.param_groups) == 1:
+        return [""]
+    found = [str(group.get("name", index)) for index, group in enumerate(optimizer.param_groups)]
+    return [f"{name}/{index}" if found.count(name) > 1 else name for index, name in enumerate(found)]

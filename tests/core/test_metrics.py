@@ -241,3 +241,45 @@ def test_a_copy_is_kept_unless_it_is_said_that_nobody_changes_the_value():
         value += 1
     assert metrics.take_step() == {"copied": 1.0, "kept": 2.0}
     assert not metrics.latest["kept"].requires_grad
+
+
+LARGE = 67128463
+"""A whole number that single precision does not have."""
+
+
+@pytest.mark.parametrize("reduce", ["mean", "min", "max", "last"])
+@pytest.mark.parametrize("weight", [1, 3, torch.tensor(3), torch.tensor(3.0)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [torch.tensor(LARGE)] * 3,
+        [torch.tensor(LARGE), LARGE, torch.tensor(float(LARGE), dtype=torch.float64)],
+        [LARGE, torch.tensor(LARGE, dtype=torch.int32)],
+        [torch.tensor(LARGE)] * (FOLD + 3),
+    ],
+    ids=["tensors", "mixed", "narrow", "folded"],
+)
+def test_whole_numbers_are_exact(values, weight, reduce):
+    one = running(reduce, [(value, weight) for value in values])
+    beside = running("mean", [(torch.tensor(0.5), 1), (torch.tensor(0.25), 1)])
+    assert float(one.value()) == LARGE
+    assert over_ranks({"count": one, "loss": beside}, World()) == {"count": LARGE, "loss": 0.375}
+    assert fetch({"count": torch.tensor(LARGE), "loss": torch.tensor(0.5), "n": LARGE}) == {
+        "count": LARGE,
+        "loss": 0.5,
+        "n": LARGE,
+    }
+
+
+def test_whole_numbers_add_up_exactly_beside_others():
+    assert float(running("sum", [(torch.tensor(LARGE), 1), (torch.tensor(0.5), 1), (2, 1)]).value()) == LARGE + 2.5
+
+
+def test_whole_numbers_are_exact_over_an_epoch():
+    class Counts(Probe):
+        def training_step(self, batch):
+            self.log("tokens", torch.tensor(LARGE), on_epoch=True)
+            self.log("loss", batch * 0.5, on_epoch=True)
+            return super().training_step(batch)
+
+    assert Trainer(["-*"]).fit(Counts(), probe_batches(3)).metrics == {"tokens": LARGE, "loss": 1.0}

@@ -1,7 +1,7 @@
 import torch
 
 from lightloop import Plugin, Trainer, hookimpl
-from lightloop.testing import Probe, probe_batches
+from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
 
 BARE = ["-*", "log_every", "lr_schedule"]
 
@@ -70,3 +70,18 @@ def test_groups_and_optimizers_have_names():
 def test_it_is_off_by_default():
     assert Trainer().plugin("lr_monitor") is None
     assert Trainer(log_lr="step").plugin("lr_monitor") is not None
+
+
+def test_groups_of_one_name_are_both_there():
+    class Twins(TinyClassifier):
+        def configure_optimizers(self):
+            weight, *others = self.parameters()
+            groups = [("a", 0.1, weight), ("b", 0.2, others[0]), ("a", 0.3, others[1])]
+            return torch.optim.SGD([{"params": [part], "lr": lr, "name": name} for name, lr, part in groups], lr=1.0)
+
+    metrics = Trainer(["-*"], log_lr="step").fit(Twins(), classification_batches(1)).metrics
+    assert {name: value for name, value in metrics.items() if name.startswith("lr")} == {
+        "lr/a/0": 0.1,
+        "lr/b": 0.2,
+        "lr/a/2": 0.3,
+    }
