@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "third_party"
+GOOD = ("lightloop-lora", "lightloop-noise")
 BROKEN = ("broken-import", "broken-name", "broken-hook", "broken-cycle")
 OFFLINE = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q")
 
@@ -70,14 +71,13 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """One with the good distribution; the broken ones are each in a folder of its own, for PYTHONPATH."""
+    """One with the good distributions; the broken ones are each in a folder of its own, for PYTHONPATH."""
     folder = tmp_path_factory.mktemp("third_party")
     environment = Environment(folder)
     shutil.copytree(EXAMPLES, folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
-    sources = [folder / "source" / "lightloop-noise", *(folder / "source" / "broken" / name for name in BROKEN)]
+    sources = [*(folder / "source" / name for name in GOOD), *(folder / "source" / "broken" / name for name in BROKEN)]
     environment.pip("wheel", "-w", str(folder / "wheels"), *map(str, sources))
-    (wheel,) = (folder / "wheels").glob("lightloop_noise-*.whl")
-    environment.pip("install", str(wheel))
+    environment.pip("install", *(str(next((folder / "wheels").glob(f"{n.replace('-', '_')}-*.whl"))) for n in GOOD))
     for name in BROKEN:
         (wheel,) = (folder / "wheels").glob(f"{name.replace('-', '_')}-*.whl")
         environment.pip("install", "--target", str(folder / name), str(wheel))
@@ -99,8 +99,9 @@ def test_it_is_listed_and_explained(environment):
     assert "before_step\n  1. clip\n  2. noise  [noise says after='clip']\n" in explained[1], explained
 
 
-def test_its_own_tests_pass(environment):
-    project = environment.folder / "source" / "lightloop-noise"
+@pytest.mark.parametrize("name", GOOD)
+def test_its_own_tests_pass(environment, name):
+    project = environment.folder / "source" / name
     code, out, _ = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project, PYTHONWARNINGS="")
     assert code == 0, out
 
