@@ -180,6 +180,7 @@ def outcome(module, trainer):
 
 def bits(value):
     if isinstance(value, torch.Tensor):
+        value = value if value.layout is torch.strided else value.to_dense()
         return (str(value.dtype), tuple(value.shape), value.detach().cpu().contiguous().reshape(-1).tolist())
     if isinstance(value, dict):
         return {key: bits(part) for key, part in value.items()}

@@ -106,7 +106,13 @@ def test_strided_views_are_stored_as_what_they_show():
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [(object(), "object"), ({1, 2}, "set"), (b"x", "bytes"), (print, "builtin"), (torch.nn.Linear(1, 1), "Linear")],
+    [
+        (object(), "object"),
+        (range(2), "range"),
+        (bytearray(b"x"), "bytearray"),
+        (print, "builtin"),
+        (torch.nn.Linear(1, 1), "Linear"),
+    ],
 )
 def test_what_is_not_plain_is_refused_by_its_path(value, kind):
     with pytest.raises(CheckpointError, match=rf"plugins\.mine\.foo\.1: .*{kind}.* cannot be stored"):
@@ -120,10 +126,45 @@ def test_what_contains_itself_is_refused():
         encode({"x": loop}, {})
 
 
-@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
-def test_tensors_without_values_are_refused(tensor):
-    with pytest.raises(CheckpointError, match="dense and have values"):
-        encode({"x": tensor}, {})
+def test_tensors_without_values_are_refused():
+    with pytest.raises(CheckpointError, match="x: a tensor that is without values cannot be stored"):
+        encode({"x": torch.empty(2, device="meta")}, {})
+
+
+@pytest.mark.filterwarnings("ignore:.*Sparse:UserWarning")
+def test_sparse_tensors_of_every_layout_come_back():
+    dense = torch.tensor([[0.0, 1.5, 0.0, 0.0], [2.0, 0.0, 0.0, -1.0]])
+    twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 4))  # as embeddings give gradients
+    for tensor in (
+        twice,
+        dense.to_sparse(),
+        dense.to_sparse(1),
+        dense.to_sparse_csr(),
+        dense.to_sparse_csc(),
+        dense.to_sparse_bsr((2, 2)),
+        dense.to_sparse_bsc((1, 2)),
+    ):
+        back = there_and_back({"x": tensor})["x"]
+        assert (back.layout, back.shape, back.dtype) == (tensor.layout, tensor.shape, tensor.dtype)
+        assert torch.equal(back.to_dense(), tensor.to_dense())
+    assert not there_and_back({"x": twice})["x"].is_coalesced()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"indices": torch.tensor([[7]]), "values": torch.ones(1), "coalesced": True, "size": [2]},
+        {"indices": torch.tensor([[-1]]), "values": torch.ones(1), "coalesced": False, "size": [2]},
+        {"indices": torch.tensor([[0]]), "values": torch.ones(3), "coalesced": False, "size": [2]},
+        {"indices": torch.tensor([[0]]), "coalesced": False, "size": [2]},
+        7,
+    ],
+)
+def test_sparse_tensors_that_cannot_be_are_refused(parts):
+    tensors = {}
+    value = encode(parts, tensors)
+    with pytest.raises(CheckpointError, match="broken sparse"):
+        decode({"$": "sparse", "v": ["sparse_coo", value]}, tensors)
 
 
 HOSTILE_JSON = {

@@ -11,14 +11,17 @@ from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint import modules, optimizers
 from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
 from lightloop_plugins.checkpoint.partial import LeftOut, check_base, without
+from lightloop_plugins.checkpoint.proof import prove
 from lightloop_plugins.checkpoint.random_state import take_global, try_global
 from lightloop_plugins.checkpoint.ranks import OWN_PARTS, differing, gather, take_rank
 from lightloop_plugins.checkpoint.reading import Reading
+from lightloop_plugins.checkpoint.room import make_room, unchanged_on_error
 from lightloop_plugins.checkpoint.running import apply_metrics, apply_window
 from lightloop_plugins.checkpoint.saver import Saver
 from lightloop_plugins.checkpoint.shards import Stored
 from lightloop_plugins.checkpoint.storage import Content
 from lightloop_plugins.checkpoint.tree import mapped
+from lightloop_plugins.checkpoint.weights import weights_of
 
 COUNTERS = ("epoch", "batch_idx", "total_batches", "total_pieces", "global_step", "skipped_steps")
 _BOUND = re.compile("[a-z_]+=")
@@ -41,9 +44,12 @@ def take(loop: Loop, left_out: LeftOut, reading: Reading | None) -> dict[str, An
     own = take_rank(loop, reading, every)
     if loop.world.size > 1:
         own["differs"] = differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
+    taken = optimizers.take_optimizers(loop, every)
+    if sharding is None:
+        prove(loop.optimizers, taken)
     return {
         "module": module,
-        "optimizers": optimizers.take_optimizers(loop, every),
+        "optimizers": taken,
         "schedulers": optimizers.take_schedulers(loop),
         "plugins": plugins,
         "counters": {**{name: getattr(loop, name) for name in COUNTERS}, "optimizer_steps": list(loop.optimizer_steps)},
@@ -98,7 +104,7 @@ class Restoration:
                 self.rank = {**self.rank, "random": take_global()}
             self.state = {**state, "ranks": [self.rank]}
             self._take_back_own()
-            self._check(what)
+            self._check_with_room(what)
             if _is_stored(self.state):
                 from lightloop_plugins.checkpoint.resharded import read_all
 
@@ -148,6 +154,23 @@ class Restoration:
         module = {part: {**self.state["module"][part], **differs.get(part, {})} for part in OWN_PARTS}
         self.state["module"] = {**self.state["module"], **module}
         self.state["plugins"] = {**self.state["plugins"], **differs.get("plugins", {})}
+
+    def _check_with_room(self, what: str) -> None:
+        """Check; where tensors of the module have other names or shapes than then, it may first make room for them."""
+        if self.sharding is not None or modules.fits(self.loop, self.state["module"]):
+            self._check(what)
+            return
+        module, weights = self.loop.module, weights_of(self.state)
+        beside = {"hyper_parameters": self.state.get("hparams", {}), **self.state["counters"]}
+        with unchanged_on_error(module):
+            said = make_room(module, weights, {**beside, **_own_part(self.state["plugins"])})
+            try:
+                self._check(what)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"{error}. A module whose tensors change makes room for them in on_load_checkpoint(self, checkpoint), from "
+                    f"checkpoint['state_dict'], or in _load_from_state_dict of the part that has them; it said: {said or 'nothing'}"
+                ) from error
 
     def _check(self, what: str) -> None:
         modules.check_module(self.loop, self.state["module"], what)
@@ -199,6 +222,15 @@ class Restoration:
                 state = type(plugin).migrate_state(state, version)
             states[plugin.key] = state
         return states
+
+
+def _own_part(plugins: Mapping[str, Any]) -> dict[str, Any]:
+    """What the module's ``on_save_checkpoint`` has put into the checkpoint."""
+    for each in plugins.values():
+        saved = each["state"].get("checkpoint")
+        if isinstance(saved, Mapping) and isinstance(saved.get("module"), Mapping):
+            return dict(saved["module"])
+    return {}
 
 
 def _is_stored(tree: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lightloop import Loop
 from lightloop_plugins.checkpoint.errors import CheckpointError
@@ -55,12 +56,21 @@ def take_module(loop: Loop, every: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
+def fits(loop: Loop, state: Mapping[str, Any]) -> bool:
+    """Whether parameters and buffers are of the names, shapes and types that the module has now."""
+    try:
+        check_tensors(state["parameters"], _saved_of(parameters(loop), state), "parameter", "")
+        check_buffers(state, _parts(loop.module)[1], "")
+    except CheckpointError:
+        return False
+    return True
+
+
 def check_module(loop: Loop, state: Mapping[str, Any], what: str) -> None:
     """Refuse a state that is not of such a module, before anything is changed."""
     every, (by_all_names, parts) = parameters(loop), _parts(loop.module)
-    for part, now in (("parameters", every), ("buffers", _first(parts, "_buffers"))):
-        saved = {name: tensor for name, tensor in now.items() if name not in state.get("left_out", ())}
-        check_tensors(state[part], saved, part.removesuffix("s"), what)
+    check_tensors(state["parameters"], _saved_of(every, state), "parameter", what)
+    check_buffers(state, parts, what)
     if state["tied"] != (tied := _tied(by_all_names)):
         raise CheckpointError(f"{what}: other parameters are tied to one another there: {state['tied']}; now {tied}")
     for kind, names in (("requires_grad", set(every)), ("training", set(parts))):
@@ -84,14 +94,27 @@ def apply_module(loop: Loop, state: Mapping[str, Any]) -> None:
             if name in state["parameters"]:
                 parameter.copy_(split_as(state["parameters"][name], parameter))
             parameter.requires_grad_(state["requires_grad"][name])
-        for name, buffer in _first(parts, "_buffers").items():
-            if name in state["buffers"]:
-                buffer.copy_(state["buffers"][name])
+        now = _first(parts, "_buffers")
+        for name, saved in state["buffers"].items():
+            if name in now and saved.layout is torch.strided and _form(saved) == _form(now[name]):
+                now[name].copy_(saved)
+            else:  # of those that no state_dict has, or sparse
+                part, _, own = name.rpartition(".")
+                place = now[name].device if name in now else loop.device
+                parts[part].register_buffer(own, saved.clone().to(place), persistent=name not in state["transient"])
     for name, part in parts.items():
         part.training = state["training"][name]
     for name, part in _with_extra(parts).items():
         part.set_extra_state(state["extra"][name])
     set_all(generators_of(parts), state["generators"])
+
+
+def check_buffers(state: Mapping[str, Any], parts: Parts, what: str) -> None:
+    """Refuse other buffers than there are now; those that are in no state_dict may have grown or appeared, such as caches."""
+    saved, now, transient = state["buffers"], _saved_of(_first(parts, "_buffers"), state), set(state["transient"])
+    free = {name for name in transient & set(saved) if name.rpartition(".")[0] in parts}
+    kept = {name: value for name, value in now.items() if name not in free}
+    check_tensors({name: value for name, value in saved.items() if name not in free}, kept, "buffer", what)
 
 
 def check_tensors(saved: Mapping[str, Tensor], now: Mapping[str, Tensor], kind: str, what: str) -> None:
@@ -104,11 +127,24 @@ def check_tensors(saved: Mapping[str, Tensor], now: Mapping[str, Tensor], kind: 
             "Build the module as it was, or load the weights alone"
         )
     for name, tensor in now.items():
-        if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+        if is_lazy(tensor):
+            raise CheckpointError(
+                f"{what}: {kind} {name} is not made yet here: run the module once before it is resumed"
+            )
+        if _form(saved[name]) != _form(tensor):
             raise CheckpointError(
                 f"{what} is of another module: {kind} {name} has shape {list(saved[name].shape)} of {saved[name].dtype} there, "
                 f"{list(tensor.shape)} of {tensor.dtype} here"
             )
+
+
+def _saved_of(now: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those that were not left out of the checkpoint."""
+    return {name: tensor for name, tensor in now.items() if name not in state.get("left_out", ())}
+
+
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype
 
 
 def split_as(value: Tensor, like: Tensor) -> Tensor:

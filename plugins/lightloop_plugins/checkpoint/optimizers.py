@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +14,7 @@ from torch.optim import Optimizer
 from lightloop import Loop
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.modules import parameters, split_as
+from lightloop_plugins.checkpoint.tree import mapped
 
 
 def take_optimizers(loop: Loop, every: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -42,22 +46,34 @@ def check_optimizers(loop: Loop, states: list[Any], what: str) -> None:
                 f"there: {_difference(saved['groups'], here['groups'])}"
             )
         names = [name for group in saved["groups"] for name in group]
-        for key, its in saved["state"]["state"].items():
-            if not isinstance(key, int) or not 0 <= key < len(names):
+        for key in saved["state"]["state"]:
+            if isinstance(key, int) and not 0 <= key < len(names):
                 raise CheckpointError(f"{what}: optimizer {index} has the state of an unknown parameter {key!r}")
-            for name, value in its.items() if isinstance(its, Mapping) else ():
-                if isinstance(value, Tensor) and value.numel() > max(1, 64 * every[names[key]].numel()):
-                    raise CheckpointError(
-                        f"{what}: optimizer {index} has {name!r} of shape {list(value.shape)} for {names[key]}"
-                    )
 
 
 def apply_optimizers(loop: Loop, states: list[Any]) -> None:
-    """Put back what :func:`take_optimizers` took, with the types that it had."""
+    """Put back what :func:`take_optimizers` took, of the types that it had."""
     for optimizer, saved in zip(loop.optimizers, states, strict=True):
-        state = _split(optimizer, cloned(saved["state"]))
+        load(optimizer, _split(optimizer, cloned(saved["state"])))
+
+
+def load(optimizer: Optimizer, state: Any) -> None:
+    """Let ``optimizer`` take ``state``, and mend what torch makes of values that it takes for others.
+
+    It casts tensors to the type of their parameter, makes every iterable anew from its items, and a text thereby to one of
+    a generator.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Casting complex values to real")  # it is mended below
         optimizer.load_state_dict(state)
-        _retype(optimizer, state["state"])
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    plain = type(optimizer).load_state_dict is Optimizer.load_state_dict
+    for key, its in state["state"].items():
+        owner = every[key] if isinstance(key, int) else key
+        for name, value in its.items() if isinstance(its, Mapping) and owner in optimizer.state else ():
+            held = optimizer.state[owner]
+            if name in held and (plain or (isinstance(value, Tensor) and isinstance(held[name], Tensor))):
+                held[name] = _mended(held[name], value)
 
 
 def take_schedulers(loop: Loop) -> list[dict[str, Any]]:
@@ -89,33 +105,33 @@ def apply_schedulers(loop: Loop, states: list[Any]) -> None:
 
 def cloned(value: Any) -> Any:
     """A tree whose containers and tensors nobody else holds."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return type(value)({key: cloned(part) for key, part in value.items()})
-    if isinstance(value, (list, tuple)):
-        return type(value)(cloned(part) for part in value)
-    return value
+    return mapped(value, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
 
 def _split(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """``state`` with what is of a parameter's shape split as that parameter is."""
     every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, its in state["state"].items():
-        for name, value in its.items() if isinstance(its, dict) else ():
+        for name, value in its.items() if isinstance(index, int) and isinstance(its, dict) else ():
             if isinstance(value, Tensor) and value.shape == every[index].shape:
                 its[name] = split_as(value, every[index])
     return state
 
 
-def _retype(optimizer: Optimizer, saved: Mapping[int, Any]) -> None:
-    """Undo what torch does to a state that is of another floating type than its parameter: it casts it."""
-    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, its in saved.items():
-        for name, value in its.items() if isinstance(its, Mapping) else ():
-            now = optimizer.state[every[index]].get(name)
-            if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
-                optimizer.state[every[index]][name] = value.clone().to(now.device)
+def _mended(now: Any, saved: Any) -> Any:
+    """``saved``, with the tensors that were put in their place in ``now`` where those have kept their type."""
+    if isinstance(saved, Tensor):
+        if not isinstance(now, Tensor):
+            return saved
+        return now if now.dtype == saved.dtype else saved.to(now.device)
+    if isinstance(saved, dict):
+        held = now if isinstance(now, dict) else {}
+        return type(saved)({key: _mended(held.get(key), part) for key, part in saved.items()})
+    if isinstance(saved, (list, tuple, deque)):
+        there = list(now) if isinstance(now, (list, tuple, deque)) else []
+        parts = [_mended(one, part) for one, part in itertools.zip_longest(there[: len(saved)], saved)]
+        return deque(parts, saved.maxlen) if isinstance(saved, deque) else type(saved)(parts)
+    return saved
 
 
 def _difference(there: list[Any], here: list[Any]) -> str:

@@ -230,6 +230,10 @@ class Checkpoint(Plugin):
                     self.last_path = self._write(loop, self._saver, content, exact, left_out)
                 except Exception as error:
                     failure = error
+        except CheckpointError as error:  # something in the run cannot be stored
+            if self._saver is None or loop.world.size > 1:
+                raise  # the ranks have not met yet
+            self._saver.failed(error)
         finally:
             loop.hook.after_save(loop=loop)  # type: ignore[attr-defined]
         if loop.world.size > 1:

@@ -63,7 +63,7 @@ class Saver:
             try:
                 self._write(entry, content, body)
             except Exception as error:
-                self._failed(error)
+                self.failed(error)
         return name
 
     def wait(self) -> None:
@@ -73,7 +73,7 @@ class Saver:
             try:
                 flying.result()
             except Exception as error:
-                self._failed(error)
+                self.failed(error)
 
     def close(self) -> None:
         """Wait, and let others write."""
@@ -101,7 +101,8 @@ class Saver:
             self.saved.remove(old)
             remove(self.folder, old)
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Raise ``error``, or warn of it where saves may fail."""
         self.failures += 1
         if not self.warn or self.failures > MAX_FAILURES or not isinstance(error, (CheckpointError, OSError)):
             raise error

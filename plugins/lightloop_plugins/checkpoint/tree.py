@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+import sys
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightloop_plugins.checkpoint import sparse
 from lightloop_plugins.checkpoint.errors import CheckpointError
 
 MAX_DEPTH = 64
@@ -18,7 +20,7 @@ MAX_DIGITS = 100
 """Of a whole number that needs more than 64 bits, as numpy's generators have."""
 
 MARK = "$"
-PLAIN = "None, bool, int, float, str, tensors, and lists, tuples and dicts of these"
+PLAIN = "None, bool, int, float, complex, str, bytes, tensors, numpy's numbers and arrays, and lists, tuples, sets, deques and dicts of these"
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _TEXT = {str}
 
@@ -50,6 +52,8 @@ def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     """``tree`` with ``leaf`` of everything in it that is no container."""
     if isinstance(tree, dict):
         return type(tree)({key: mapped(part, leaf) for key, part in tree.items()})
+    if isinstance(tree, deque):
+        return deque((mapped(part, leaf) for part in tree), tree.maxlen)
     if isinstance(tree, (list, tuple)):
         return type(tree)(mapped(part, leaf) for part in tree)
     return leaf(tree)
@@ -100,12 +104,23 @@ def _encode_tuple(value: tuple[Any, ...], path: str, tensors: Tensors, depth: in
     return {MARK: "tuple", "v": _encode_list(value, path, tensors, depth)}
 
 
+def _encode_deque(value: deque[Any], path: str, tensors: Tensors, depth: int) -> Any:
+    return {MARK: "deque", "v": [value.maxlen, _encode_list(value, path, tensors, depth)]}
+
+
+def _encode_set(value: Iterable[Any], path: str, tensors: Tensors, depth: int) -> Any:
+    return {MARK: type(value).__name__, "v": _encode_list(sorted(value, key=repr), path, tensors, depth)}
+
+
 def _encode_tensor(value: Tensor, path: str, tensors: Tensors, depth: int) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+    if value.is_quantized or value.is_meta or value.is_nested:
+        kind = "quantized" if value.is_quantized else "nested" if value.is_nested else "without values"
         raise CheckpointError(
-            f"{path or 'the state'}: a tensor must be dense and have values to be stored; this {type(value).__name__} is "
-            f"{value.layout} on {value.device}"
+            f"{path or 'the state'}: a tensor that is {kind} cannot be stored: dequantize it, or store what it is made of"
         )
+    if value.layout is not torch.strided:
+        layout, parts = sparse.taken(value, path)
+        return {MARK: "sparse", "v": [layout, _encode_dict(parts, path, tensors, depth)]}
     name = path or "the state"
     while name in tensors:  # two keys may read the same, such as 1 and "1"
         name += "'"
@@ -117,6 +132,11 @@ def _encode_other(value: Any, path: str, tensors: Tensors, depth: int) -> Any:
     """A subclass of what can be stored, as what it is a subclass of."""
     if isinstance(value, Tensor):
         return _encode_tensor(value, path, tensors, depth)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and value.dtype.kind in "biufc":
+        kept = torch.from_numpy(numpy.array(value))
+        number = isinstance(value, numpy.generic)
+        return {MARK: "numpy", "v": [number, _encode_tensor(kept, path, tensors, depth)]}
     for kind in (str, int, float):
         if isinstance(value, kind):
             return _encode(kind(value), path, tensors, depth)
@@ -144,6 +164,11 @@ _ENCODERS: dict[type, Callable[[Any, str, Tensors, int], Any] | None] = {
     list: _encode_list,
     tuple: _encode_tuple,
     torch.Size: _encode_tuple,
+    deque: _encode_deque,
+    set: _encode_set,
+    frozenset: _encode_set,
+    complex: lambda value, path, tensors, depth: {MARK: "complex", "v": [repr(value.real), repr(value.imag)]},
+    bytes: lambda value, path, tensors, depth: {MARK: "bytes", "v": value.hex()},
     Tensor: _encode_tensor,
     nn.Parameter: _encode_tensor,
     torch.dtype: lambda value, path, tensors, depth: {MARK: "dtype", "v": str(value)},
@@ -183,6 +208,17 @@ def _decode_int(text: Any, tensors: Mapping[str, Tensor], depth: int) -> int:
     return int(text)
 
 
+def _length(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError("no possible length")
+    return value
+
+
+def _numpy(number: bool, tensor: Tensor) -> Any:
+    array = tensor.numpy()
+    return array[()] if number else array
+
+
 _DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor], int], Any]] = {
     "tensor": lambda name, tensors, depth: tensors[name],
     "int": _decode_int,
@@ -193,4 +229,11 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor], int], Any]] = {
     "dict": _decode_pairs(dict),
     "OrderedDict": _decode_pairs(OrderedDict),
     "Counter": _decode_pairs(lambda pairs: Counter(dict(pairs))),
+    "deque": lambda value, tensors, depth: deque(_decode(value[1], tensors, depth + 1), _length(value[0])),
+    "set": lambda items, tensors, depth: set(_decode(items, tensors, depth + 1)),
+    "frozenset": lambda items, tensors, depth: frozenset(_decode(items, tensors, depth + 1)),
+    "complex": lambda parts, tensors, depth: complex(float(parts[0]), float(parts[1])),
+    "bytes": lambda text, tensors, depth: bytes.fromhex(text),
+    "numpy": lambda value, tensors, depth: _numpy(value[0], _decode(value[1], tensors, depth + 1)),
+    "sparse": lambda value, tensors, depth: sparse.made(value[0], _decode(value[1], tensors, depth + 1)),
 }
