@@ -18,6 +18,7 @@ from lightloop.plugin import Plugin
 from lightloop.plugin_options import option
 from lightloop.randomness import keep_random, seed_everything
 from lightloop.replay import refuse_closures, replay
+from lightloop.roles import ROLES
 from lightloop.samples import batch_size, describe, is_collated
 from lightloop.signatures import Fixed, Step, bind, defined, takes
 from lightloop.stash import Key, Stash
@@ -37,6 +38,7 @@ from lightloop.window import Window
 from lightloop.world import World
 
 __all__ = [
+    "ROLES",
     "BusyError",
     "Callback",
     "Evaluation",

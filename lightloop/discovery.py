@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 
 from lightloop.found import OWN_DISTRIBUTION, Found, PluginError, unsuited
 from lightloop.local import LOCAL, local_plugins
+from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
 from lightloop.warning import warn
 
@@ -33,20 +35,54 @@ def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, 
         PluginError: if two distributions give different plugins one name, or a plugin is broken under
             ``LIGHTLOOP_STRICT=1``.
     """
-    without = {name.strip() for name in environ.get("LIGHTLOOP_WITHOUT", "").split(",")}
+    without = {name for each in environ.get("LIGHTLOOP_WITHOUT", "").split(",") if (name := each.strip())}
     own_only = environ.get("LIGHTLOOP_DISCOVER", "1") == "0"
-    installed = sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name)
+    installed, unreadable = read_entry_points(GROUP) if entries is None else (list(entries), [])
+    if own_only:
+        unreadable = []
+    installed = sorted(installed, key=lambda entry: entry.name)
     with _collector_at_rest(installed):
         found = _installed(installed, without, own_only)
+    found |= {each.name: each for each in unreadable if each.name not in {*found, *without}}
     if not own_only and LOCAL not in without:
         _add_local(found, local_plugins(environ), without)
+    for name in without - {*found, LOCAL, *(each.name for each in unreadable)}:
+        warn_once(f"LIGHTLOOP_WITHOUT leaves out {name!r}, and there is no such plugin.{nearest(name, found)}")
     for each in found.values():
         if each.error is not None:
             message = f"plugin {each} is left out; it {each.problem}"
-            if environ.get("LIGHTLOOP_STRICT", "0") == "1":
+            if is_strict(environ):
                 raise PluginError(message) from each.error
-            _warn_once(message)
+            warn_once(message)
     return dict(sorted(found.items()))
+
+
+def is_strict(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an installed plugin that fails is an error, although nothing asks for it."""
+    return environ.get("LIGHTLOOP_STRICT", "0") == "1"
+
+
+def read_entry_points(group: str) -> tuple[list[EntryPoint], list[Found]]:
+    """The entry points of all distributions in ``group``, and those distributions whose metadata cannot be read."""
+    try:
+        return list(entry_points(group=group)), []
+    except Exception:  # that of one distribution; which one is not told
+        entries: dict[tuple[str, str], EntryPoint] = {}
+        unreadable = []
+    for each in distributions():
+        try:
+            for entry in each.entry_points.select(group=group):
+                entries.setdefault((entry.name, entry.value), entry)
+        except Exception as error:
+            name, problem = _folder_of(each), f"has entry points that cannot be read: {type(error).__name__}: {error}"
+            unreadable.append(Found(name, "", name, "", error=PluginError(problem)))
+    return list(entries.values()), unreadable
+
+
+def _folder_of(distribution: Distribution) -> str:
+    """What a distribution is called whose metadata does not say it: as its folder is."""
+    path = getattr(distribution, "_path", None)
+    return str(getattr(path, "stem", path or "an unknown distribution"))
 
 
 def _installed(entries: Iterable[EntryPoint], without: set[str], own_only: bool) -> dict[str, Found]:
@@ -54,7 +90,14 @@ def _installed(entries: Iterable[EntryPoint], without: set[str], own_only: bool)
     origin = _origins()
     found: dict[str, Found] = {}
     for entry in entries:
-        one = Found(entry.name, entry.value, *origin(entry))
+        try:
+            one = Found(entry.name, entry.value, *origin(entry))
+        except Exception as error:
+            problem = f"has metadata that cannot be read: {type(error).__name__}: {error}"
+            owner = _folder_of(entry.dist) if entry.dist else "an unknown distribution"
+            if entry.name not in without and not own_only:
+                found.setdefault(entry.name, Found(entry.name, entry.value, owner, "", error=PluginError(problem)))
+            continue
         other = found.get(entry.name)
         if entry.name in without:
             found[entry.name] = replace(one, left_out_by="LIGHTLOOP_WITHOUT")
@@ -90,7 +133,7 @@ def _collector_at_rest(entries: Sequence[EntryPoint]) -> Iterator[None]:
 
     So many imports bring about a collection that would look through all of torch, which takes longer than they do.
     """
-    if gc.get_freeze_count() or any(entry.module in sys.modules for entry in entries):
+    if gc.get_freeze_count() or any(entry.value.partition(":")[0].strip() in sys.modules for entry in entries):
         yield
         return
     gc.freeze()
@@ -109,20 +152,23 @@ def _origins() -> Callable[[EntryPoint], tuple[str, str]]:
             return "an unknown distribution", ""
         if id(entry.dist) not in known:
             metadata = entry.dist.metadata
-            known[id(entry.dist)] = metadata["Name"], metadata["Version"]
+            known[id(entry.dist)] = metadata["Name"] or _folder_of(entry.dist), metadata["Version"] or ""
         return known[id(entry.dist)]
 
     return origin
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Warn, unless this process has done so."""
     warn(message)  # where the Trainer was made
 
 
 def _loaded(found: Found, entry: EntryPoint) -> Found:
     """``found`` with its class, or with the error that keeps it out."""
     try:
+        if not re.fullmatch(r"[\w.]+\s*(:\s*[\w.]+\s*)?(\[.*\])?\s*", entry.value):
+            raise PluginError(f"has the entry point {entry.value!r}, which must be 'package.module:Class'")
         plugin = entry.load()
         if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
             raise TypeError(f"{entry.value} is not a subclass of lightloop.Plugin")
@@ -132,7 +178,18 @@ def _loaded(found: Found, entry: EntryPoint) -> Found:
             raise ValueError(f"its entry point is called {entry.name!r} and its class {plugin.name!r}; they must agree")
         if (reason := unsuited(plugin)) is not None:
             raise PluginError(reason)
+        if found.distribution != OWN_DISTRIBUTION and (reason := _fault(plugin)) is not None:
+            raise PluginError(reason)
     except (Exception, SystemExit) as error:
         return replace(found, error=error)
     plugin.distribution = f"{found.distribution} {found.version}".rstrip()
     return replace(found, plugin=plugin)
+
+
+def _fault(plugin: type[Plugin]) -> str | None:
+    """Why it cannot even be asked whether ``plugin`` is live by default."""
+    try:
+        plugin.is_default()
+    except Exception as error:
+        return f"cannot be used: is_default() raises {type(error).__name__}: {error}"
+    return None

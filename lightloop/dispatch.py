@@ -195,6 +195,16 @@ class Relay(Hooks):
         failed = partial(self._disable, impl.plugin, name)
         return guarded_wrapper(impl.function, failed) if impl.wrapper else guarded(impl.function, failed)
 
+    def disable(self, plugin: Any, where: str, error: Exception) -> bool:
+        """Take ``plugin`` out of the run after ``error``, with a warning, if it says ``on_failure = "disable"``.
+
+        Returns whether it says so; else the error is the run's.
+        """
+        if plugin.on_failure == "stop":
+            return False
+        self._disable(plugin, where, error)
+        return True
+
     def _disable(self, plugin: Any, hook: str, error: Exception) -> None:
         if plugin.key not in self.disabled:
             self.disabled[plugin.key] = f"{hook}: {type(error).__name__}: {error}"

@@ -14,11 +14,19 @@ from lightloop.dispatch import CLEAN_UP, OWN
 from lightloop.found import PluginError
 from lightloop.nearest import differ_by_a_letter, nearest
 from lightloop.plugin import Plugin
+from lightloop.roles import ROLES
 
 
 def check_hooks(plugin: Plugin, hooks: Mapping[str, pluggy.HookCaller]) -> list[str]:
     """Refuse what one plugin marks as a hook, or forgets to mark; the doubts that it leaves are returned as warnings."""
-    doubts = []
+    doubts = [
+        f"{plugin.label}: the tag {tag!r} is nearly {role!r}, which is the role of what {ROLES[role]}: write {role!r}, or call "
+        "the tag something else"
+        for tag in plugin.tags
+        if tag not in ROLES
+        for role in ROLES
+        if differ_by_a_letter(tag, role)
+    ]
     for name in dir(type(plugin)):
         method = inspect.getattr_static(type(plugin), name)
         marked, where = _mark(method), f"{plugin.label}: hook {name!r}"

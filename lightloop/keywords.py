@@ -9,7 +9,8 @@ from typing import Any
 from lightloop.found import Found, PluginError
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
-from lightloop.plugin_options import OPTION, Option, options_of
+from lightloop.plugin_options import OPTION, Option, default_of, options_of
+from lightloop.roles import ROLES
 from lightloop.warning import warn
 
 
@@ -22,6 +23,8 @@ class Known:
     field: dataclasses.Field[Any]
     owner: str
     """Whose it is, for people: "lightloop's clip"."""
+    rivals: tuple[str, ...] = ()
+    """The others that claim the keyword, so that it cannot be used."""
 
     @property
     def option(self) -> Option:
@@ -30,16 +33,14 @@ class Known:
 
     def turned_on_by(self, value: object) -> bool:
         """Whether giving ``value`` asks for the plugin."""
-        return self.option.turns_on(value, self.field.default)
+        return self.option.turns_on(value, default_of(self.field))
 
 
 def known_options(found: Mapping[str, Found], listed: Iterable[type[Plugin]] = ()) -> dict[str, Known]:
     """Every option of the plugins that were ``found`` or are ``listed`` by the user, by keyword.
 
-    A listed class takes the place of the installed one of the same name.
-
-    Raises:
-        PluginError: if two plugins claim one keyword.
+    A listed class takes the place of the installed one of the same name. Where several claim one keyword, the others are
+    the ``rivals`` of the first.
     """
     listed = tuple(listed)
     replaced = {plugin.name for plugin in listed if plugin not in [each.plugin for each in found.values()]}
@@ -54,10 +55,8 @@ def known_options(found: Mapping[str, Found], listed: Iterable[type[Plugin]] = (
         for keyword, field in options_of(plugin).items():
             for name in (keyword, *field.metadata[OPTION].aliases):
                 if name in known:
-                    raise PluginError(
-                        f"two plugins claim the keyword {name!r}: {known[name].owner} and {owner}. "
-                        f"Leave one out with LIGHTLOOP_WITHOUT={plugin.name}, or uninstall it"
-                    )
+                    known[name] = dataclasses.replace(known[name], rivals=(*known[name].rivals, owner))
+                    continue
                 known[name] = Known(keyword, plugin, field, owner)
     return known
 
@@ -67,12 +66,15 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Colle
 
     Raises:
         TypeError: if a keyword is unknown (the message has the nearest ones), or given under two names.
+        PluginError: if two plugins claim one of the keywords.
     """
     resolved: dict[str, Any] = {}
     said: dict[str, str] = {}
     for name, value in options.items():
         if name not in known:
             raise _unknown(name, known, found)
+        if known[name].rivals:
+            raise PluginError(claimed_twice(name, known[name]))
         keyword = known[name].keyword
         if keyword in said:
             raise TypeError(f"{said[keyword]!r} and {name!r} are one option; give {keyword!r} alone")
@@ -84,8 +86,17 @@ def resolve(options: Mapping[str, Any], known: Mapping[str, Known], found: Colle
     return resolved
 
 
+def claimed_twice(name: str, known: Known) -> str:
+    """What is said of a keyword that several plugins claim."""
+    rival = known.rivals[-1]
+    return (
+        f"two plugins claim the keyword {name!r}: {' and '.join((known.owner, *known.rivals))}. "
+        f"Leave one out with LIGHTLOOP_WITHOUT={rival.rpartition(' ')[2]}, or uninstall it"
+    )
+
+
 def _unknown(name: str, known: Mapping[str, Known], found: Collection[Found]) -> TypeError:
     today = {option.keyword for option in known.values()}
-    kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name}}
+    kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name, *ROLES}}
     absent = [f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem]
     return TypeError(f"Trainer has no option {name!r}.{nearest(name, today | kinds)}{''.join(absent)}")

@@ -10,6 +10,7 @@ from typing import Any
 from lightloop.found import Found, PluginError, unsuited
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
+from lightloop.roles import ROLES
 
 Entry = str | type[Plugin] | Plugin
 """What a list of plugins holds."""
@@ -31,8 +32,12 @@ class Listing:
             self.add(entry)
         own = {plugin.name for plugin in self.plugins}
         for entry in also:  # what the program lists itself, it has set up as it wants
-            if entry not in own:
+            if entry in own:
+                continue
+            try:
                 self.add(entry)
+            except (PluginError, TypeError) as error:
+                raise type(error)(f"{error} (LIGHTLOOP_PLUGINS lists {entry!r})") from error
 
     @property
     def classes(self) -> list[type[Plugin]]:
@@ -74,7 +79,7 @@ class Listing:
         """
         classes = [*(found.plugin for found in self.found.values() if found.plugin), *self.classes]
         of_kind = [plugin for plugin in classes if kind in plugin.called() and kind != plugin.name]
-        names = {plugin.name for plugin in of_kind}
+        names = {plugin.name for plugin in of_kind} if kind not in ROLES else set()
         if value == "auto":
             value = next((plugin.name for plugin in of_kind if is_default_here(plugin)), "auto")
         is_plugin = isinstance(value, (type, Plugin)) or (isinstance(value, str) and value in names)

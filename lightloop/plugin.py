@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
 from lightloop import plugin_state
+from lightloop.class_checks import check_class
 from lightloop.plugin_options import OPTION, describe, fits, hints_of, type_name
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Plugin(Implementations):
     group: ClassVar[str | None] = None
     """At most one plugin of a group is live; a default one gives way to one that is asked for."""
     tags: ClassVar[tuple[str, ...]] = ()
-    """Further names for its kind, such as "logger", by which others may mean it."""
+    """Further names by which others may mean it: its kind, such as "logger", and its roles, of ``lightloop.ROLES``."""
     displaces: ClassVar[tuple[str, ...]] = ()
     """Names, groups or tags that are left out while this one is live."""
     default: ClassVar[bool] = False
@@ -77,13 +78,9 @@ class Plugin(Implementations):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_class(cls)
         if "name" in cls.__dict__ and not re.fullmatch(r"[A-Za-z0-9_-]+", str(cls.name)):
             raise TypeError(f"{cls.__qualname__}.name must be letters, digits, - and _; it is {cls.name!r}")
-        for attribute in ("before", "after", "requires", "conflicts", "tags", "displaces", "arguments"):
-            if isinstance(getattr(cls, attribute), str):
-                raise TypeError(
-                    f"{cls.__qualname__}.{attribute} must be a tuple of names; write ({getattr(cls, attribute)!r},)"
-                )
         if cls.ranks != "all" and "strategy" not in cls.after:  # which rank this is, is known then
             cls.after = (*cls.after, "strategy")
         plugin_state.declare(cls)

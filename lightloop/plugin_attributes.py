@@ -10,7 +10,8 @@ from lightloop.keywords import known_options
 from lightloop.loop import Loop
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
-from lightloop.plugin_options import options_of
+from lightloop.plugin_options import default_of, options_of
+from lightloop.roles import ROLES
 from lightloop.warning import warn
 
 
@@ -30,7 +31,9 @@ class PluginAttributes:
 
     @property
     def _live(self) -> Sequence[Plugin]:
-        return self.loop.plugins if self.loop else self.plugins
+        if vars(self).get("loop"):
+            return self.loop.plugins  # type: ignore[union-attr]
+        return self.plugins if vars(self).get("plugins") else ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in ("loop", "plugins"):
@@ -42,7 +45,7 @@ class PluginAttributes:
             if (field := options_of(type(plugin)).get(name)) is not None:
                 return getattr(plugin, field.name)
         for plugin in self._live:
-            if name != plugin.name and name in plugin.called():
+            if name != plugin.name and name in plugin.called() and name not in ROLES:
                 return plugin
         return self._of_no_live_plugin(name)
 
@@ -56,14 +59,15 @@ class PluginAttributes:
                 return getattr(self, today)
             return vars(self).get("_options", {}).get(name, default)  # given to a plugin that it leaves out
         installed = [found.plugin for found in discover().values() if found.plugin]
-        if any(name in plugin.called() - {plugin.name} for plugin in installed):
+        if any(name in plugin.called() - {plugin.name, *ROLES} for plugin in installed):
             return None
         names = {*dir(self), *(today for today, _ in known.values()), *(each for p in self._live for each in p.offers)}
         raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, names)}")
 
     def __setattr__(self, name: str, value: object) -> None:
         own = name.startswith("_") or name in ("loop", "plugins") or hasattr(type(self), name)
-        if not own and name in self._known_options():
+        is_made = "loop" in vars(self)  # else a subclass sets it before Trainer.__init__
+        if is_made and not own and name in self._known_options():
             raise AttributeError(
                 f"options are set at construction, Trainer({name}=...), or for one run, fit(..., {name}=...)"
             )
@@ -73,5 +77,5 @@ class PluginAttributes:
         """Every option by its keywords, old ones too: today's keyword, and the default."""
         if "_keywords" not in vars(self):
             options = known_options(discover(), [type(plugin) for plugin in self._live])
-            self._keywords = {name: (option.keyword, option.field.default) for name, option in options.items()}
+            self._keywords = {name: (option.keyword, default_of(option.field)) for name, option in options.items()}
         return self._keywords

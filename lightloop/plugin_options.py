@@ -37,9 +37,10 @@ class Option:
 
 
 def option(
-    default: Any,
-    help: str,
+    default: Any = dataclasses.MISSING,
+    help: str = "",
     *,
+    default_factory: Callable[[], Any] | None = None,
     flag: str | None = None,
     switch: bool = False,
     enables: bool = True,
@@ -49,8 +50,9 @@ def option(
     """Declare a field of a :class:`Plugin` that is a constructor argument, a Trainer keyword and a command-line flag.
 
     Args:
-        default: the value where none is given; it must be immutable.
+        default: the value where none is given; it must be immutable. A list or mapping comes from a ``default_factory``.
         help: one sentence for people: meaning, unit, and which value is off.
+        default_factory: makes the default value of each plugin, in place of ``default``: ``list``, ``dict``.
         flag: the keyword; ``<plugin>_<field>`` if None.
         switch: the value says by itself whether the plugin is live: truthy is on, anything else leaves it out.
         enables: False for an option that only tunes a plugin that something else turns on.
@@ -58,8 +60,26 @@ def option(
         neutral: whether the numbers of a run are the same for every value. A run that is resumed with another value of an
             option that is not, of a plugin that has a state or disturbs anything, is warned of it.
     """
+    if (default is dataclasses.MISSING) == (default_factory is None):
+        raise TypeError(
+            "option() takes a default, option(0, ...), or a default_factory, option(default_factory=list, ...)"
+        )
+    if default is not dataclasses.MISSING and type(default).__hash__ is None:
+        kind = type(default).__name__
+        raise TypeError(
+            f"the default of an option must be immutable, and {default!r} is a {kind}: write "
+            f"option(help=..., default_factory={kind if not default else f'lambda: {default!r}'})"
+        )
     names = aliases if isinstance(aliases, Mapping) else dict.fromkeys(aliases, _same)
-    return dataclasses.field(default=default, metadata={OPTION: Option(help, flag, switch, enables, names, neutral)})
+    metadata = {OPTION: Option(help, flag, switch, enables, names, neutral)}
+    if default_factory is not None:
+        return dataclasses.field(default_factory=default_factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The value of an option where none is given."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _same(value: Any) -> Any:

@@ -11,7 +11,7 @@ from lightloop.keywords import known_options, resolve
 from lightloop.listing import Entry, Listing, is_default_here
 from lightloop.order import in_order
 from lightloop.plugin import Plugin
-from lightloop.plugin_options import options_of
+from lightloop.plugin_options import default_of, options_of
 
 
 class Selection:
@@ -81,7 +81,9 @@ class Selection:
             raise PluginError(f"{on[0]!r} asks for plugin {plugin.name!r}, which is left out by '-{plugin.name}'")
         if on:
             return True
-        idle = [k for k, v in given.items() if not self._known[k].option.enables and v != self._known[k].field.default]
+        idle = [
+            k for k, v in given.items() if not self._known[k].option.enables and v != default_of(self._known[k].field)
+        ]
         if idle and not plugin.is_default():
             switches = [keyword for keyword in options_of(plugin) if self._known[keyword].option.enables]
             ask = f"give {' or '.join(switches)}" if switches else f"list {plugin.name!r} in plugins"

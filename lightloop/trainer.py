@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from lightloop.choosing import choose, tell
 from lightloop.contexts import context
 from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
@@ -23,7 +24,7 @@ from lightloop.operations import Operations
 from lightloop.plugin import Plugin
 from lightloop.plugin_attributes import PluginAttributes
 from lightloop.run_attributes import RunAttributes, idle_loop
-from lightloop.selection import Selection, absent
+from lightloop.selection import absent
 from lightloop.signatures import defined
 from lightloop.state import Stage, Status
 from lightloop.warning import warn
@@ -140,14 +141,12 @@ class Trainer(RunAttributes, PluginAttributes):
 
     def _chosen(self, options: Mapping[str, Any]) -> list[Plugin]:
         found = discover()
-        live = Selection(found, self._listed, {**self._options, **options}, from_environment()).live
+        live = tell(choose(found, self._listed, {**self._options, **options}, from_environment()))
         self._arguments = {
             argument: f"plugin {name!r} offers it and is not in this run"
             for name, each in found.items()
             for argument in (each.plugin.arguments if each.plugin else ())
         }
-        for doubt in Manager(live, Operations()).doubts:
-            warn(doubt)
         return live
 
     def _loop(

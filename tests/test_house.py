@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightloop import discover
+from lightloop import ROLES, discover
 from lightloop.plugin_options import OPTION, options_of
 
 ROOT = Path(__file__).parent.parent
@@ -138,3 +138,47 @@ def test_nothing_names_a_machine_or_a_registry():
         text = path.read_bytes().decode("utf-8", "replace")
         found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in pattern.finditer(text)]
     assert found == []
+
+
+DECLARATIONS = {"before", "after", "requires", "conflicts", "displaces"}
+
+
+def lists_of_names(tree, known):
+    """Literals with the names of two or more plugins, but for the declarations of classes, each with its line."""
+    declared = {
+        id(part)
+        for kind in ast.walk(tree)
+        if isinstance(kind, ast.ClassDef)
+        for line in kind.body
+        if isinstance(line, (ast.Assign, ast.AnnAssign))
+        if {target.id for target in (line.targets if isinstance(line, ast.Assign) else [line.target])} & DECLARATIONS
+        for part in ast.walk(line)
+    }
+    for node in ast.walk(tree):
+        names = {
+            part.value for part in getattr(node, "elts", ()) if isinstance(part, ast.Constant) and part.value in known
+        }
+        if len(names) > 1 and id(node) not in declared:
+            yield node.lineno, names
+
+
+def test_no_plugin_lists_others_by_name_but_in_its_declarations():
+    names = OURS.keys() - {"cpu", "cuda", "mps", "xla"}  # which torch calls its devices
+    assert list(lists_of_names(ast.parse("class A:\n  x = ('ema', 'clip')\n  before = ('ema', 'clip')"), names)) == [
+        (2, {"ema", "clip"})
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(listed))}"
+        for path in sorted((ROOT / "plugins").rglob("*.py"))
+        for line, listed in lists_of_names(ast.parse(path.read_text()), names)
+    ]
+    assert found == []
+
+
+def test_each_tag_of_ours_is_a_role_or_a_kind_that_is_documented():
+    tags = {tag for found in OURS.values() if found.plugin for tag in found.plugin.tags}
+    assert tags - ROLES.keys() == {"logger", "spmd", "validation"} & tags
+    assert ROLES.keys() - tags == set()
+    page = (ROOT / "docs/explain/order.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page.partition("## Roles")[2], flags=re.MULTILINE))
+    assert rows == ROLES

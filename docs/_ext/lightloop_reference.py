@@ -24,7 +24,7 @@ import lightloop.testing
 from lightloop import Hooks, Plugin, discover
 from lightloop.cli.front import main
 from lightloop.dispatch import CLEAN_UP
-from lightloop.plugin_options import OPTION, options_of, type_name
+from lightloop.plugin_options import OPTION, default_of, options_of, type_name
 from lightloop.testing.accelerators import AcceleratorContract
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -275,7 +275,7 @@ BASES = ("object",)
 
 def about(field: Field[Any]) -> tuple[str, str]:
     """Type and default of an option, as cells."""
-    return f"`{type_name(field)}`".replace("|", r"\|"), f"`{field.default!r}`".replace("|", r"\|")
+    return f"`{type_name(field)}`".replace("|", r"\|"), f"`{default_of(field)!r}`".replace("|", r"\|")
 
 
 def first_line(thing: object) -> str:

@@ -8,13 +8,15 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
 
+from lightloop.choosing import choose
 from lightloop.cli.front import Parser
 from lightloop.discovery import discover
 from lightloop.found import OWN_DISTRIBUTION, Found, PluginError
-from lightloop.keywords import known_options
+from lightloop.keywords import claimed_twice, known_options
+from lightloop.listing import from_environment
 from lightloop.manager import Manager
 from lightloop.operations import Operations
-from lightloop.order import Order
+from lightloop.order import Order, OrderError
 from lightloop.plugin import Plugin
 from lightloop.selection import absent
 
@@ -31,8 +33,9 @@ def doctor(arguments: list[str]) -> int:
         warnings.simplefilter("ignore")  # told below
         try:
             found = discover()
-            known_options(found)
-        except PluginError as error:
+            broken += [claimed_twice(name, known) for name, known in known_options(found).items() if known.rivals]
+            broken += choose(found, [], {}, from_environment()).left_out.values()
+        except (PluginError, OrderError, TypeError, ValueError) as error:
             broken.append(str(error))
     ours = sum(each.distribution == OWN_DISTRIBUTION for each in found.values())
     print(f"\nplugins: {ours} of lightloop")

@@ -11,10 +11,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import NoReturn
 
+from lightloop.discovery import read_entry_points
 from lightloop.found import PluginError
 from lightloop.local import LOCAL
 from lightloop.nearest import nearest
@@ -45,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments``, by default those of the process, and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     _prepare(os.environ, Path.cwd())
-    commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    commands: dict[str, list[EntryPoint]] = {}
+    for entry in read_entry_points(GROUP)[0]:
+        if all(other.value != entry.value for other in commands.setdefault(entry.name, [])):
+            commands[entry.name].append(entry)
     name = given[0] if given else "--help"
     if name in ("-h", "--help"):
         print(overview(commands))
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if name not in commands:
             raise UsageError(f"there is no command {name!r}.{nearest(name, commands)} See lightloop --help")
-        return _load(commands[name])(given[1:])
+        return _load(*commands[name])(given[1:])
     except (UsageError, PluginError, OrderError) as error:
         where = f"lightloop {name}" if name in commands else "lightloop"
         print(f"{where}: {error}", file=sys.stderr)
@@ -68,20 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def overview(commands: Mapping[str, EntryPoint]) -> str:
+def overview(commands: Mapping[str, Sequence[EntryPoint]]) -> str:
     """What there is, a line for each command."""
     width = max(map(len, commands), default=0)
     lines = ["usage: lightloop COMMAND ...", ""]
-    for name, entry in sorted(commands.items()):
+    for name, entries in sorted(commands.items()):
         try:
-            said = (_load(entry).__doc__ or "").strip().partition("\n")[0]
+            said = (_load(*entries).__doc__ or "").strip().partition("\n")[0]
         except UsageError as error:
             said = str(error)
         lines.append(f"  {name:{width}}  {said}")
     return "\n".join([*lines, "", "lightloop COMMAND --help says more; lightloop --version says which one this is."])
 
 
-def _load(entry: EntryPoint) -> Command:
+def _load(entry: EntryPoint, *others: EntryPoint) -> Command:
+    if others:
+        owners = " and ".join(
+            f"{each.dist.metadata['Name'] if each.dist else '?'} ({each.value})" for each in (entry, *others)
+        )
+        raise UsageError(f"command {entry.name!r} is brought by {owners}: uninstall one of them")
     try:
         return entry.load()  # type: ignore[no-any-return]
     except Exception as error:

@@ -51,6 +51,7 @@ class {kind}(Plugin):
 
     name = "{name}"
     works_with = ">={major_minor}"
+    tags = ("watches",)  # what it does in a run, by which others mean it: see lightloop.ROLES
     state = ("count",)  # what a resumed run must have back
 
     every: int = option(1, "Log the count each so many batches; at least 1.")

@@ -20,7 +20,7 @@ from lightloop.found import Found
 from lightloop.keywords import known_options
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
-from lightloop.plugin_options import OPTION, hints_of, options_of, type_name
+from lightloop.plugin_options import OPTION, default_of, hints_of, options_of, type_name
 
 PLAIN = (bool, int, float, str, list, tuple, dict, type(None))
 ORDER = (type(None), bool, int, float)
@@ -108,7 +108,7 @@ def _add_plugin(parser: Any, found: Found, plugin: type[Plugin]) -> None:
     hints = hints_of(plugin)
     for keyword, field in fields.items():
         option = field.metadata[OPTION]
-        help = f"{option.help} (default: {field.default!r})"
+        help = f"{option.help} (default: {default_of(field)!r})"
         add(f"--{keyword}", parsable(hints.get(field.name, Any)), help)
         parser.options[keyword] = type_name(field)
         for alias in option.aliases:

@@ -10,7 +10,7 @@ from lightloop.found import Found
 from lightloop.hookspecs import Hooks
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
-from lightloop.plugin_options import OPTION, options_of, type_name
+from lightloop.plugin_options import OPTION, default_of, options_of, type_name
 
 PLACE = ("group", "tags", "before", "after", "requires", "conflicts", "displaces", "works_with", "ranks", "on_failure")
 
@@ -73,7 +73,7 @@ def details(found: Found) -> str:
             lines.append(f"  {attribute:10} {', '.join(value) if isinstance(value, tuple) else value}")
     lines.append(f"  hooks      {', '.join(hooks(plugin)) or 'none'}")
     for keyword, field in options_of(plugin).items():
-        lines += [f"  {keyword}: {type_name(field)} = {field.default!r}", f"      {field.metadata[OPTION].help}"]
+        lines += [f"  {keyword}: {type_name(field)} = {default_of(field)!r}", f"      {field.metadata[OPTION].help}"]
     about = (plugin.__doc__ or "").strip().split("\n\n")[0]
     return "\n".join([lines[0], f"  {' '.join(about.split())}", *lines[1:]])
 

@@ -73,7 +73,7 @@ class StopAfterEpoch(Plugin):
     """Stops after the first epoch, or lets the run go on."""
 
     name = "stop_after_epoch"
-    tags = ("interrupt",)  # so that the trials of a finder go on
+    tags = ("interrupts",)  # so that the trials of a finder go on
 
     def __init__(self, stops: bool) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Restore(Plugin):
     """Gives another plugin a state when a fit has begun, and keeps the state that it then has."""
 
     name = "restore"
-    tags = ("interrupt",)
+    tags = ("interrupts",)
 
     def __init__(self, plugin: Plugin, state: Mapping[str, Any]) -> None:
         super().__init__()

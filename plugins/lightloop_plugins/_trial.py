@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,36 +13,22 @@ from torch import nn
 from lightloop import Loop, Plugin, Trainer, context, hookimpl, keep_random
 
 ASIDE = (
-    "batch_size_find",
-    "callbacks",
-    "checkpoint",
-    "detect_anomaly",
-    "device_stats",
-    "duration",
-    "early_stopping",
-    "ema",
-    "fast_dev_run",
-    "interrupt",
-    "log_every",
-    "logger",
-    "lr_find",
-    "lr_monitor",
-    "lr_schedule",
-    "model_summary",
-    "nonfinite",
-    "nonfinite_async",
-    "profiler",
-    "progress",
-    "resume",
-    "run_dir",
-    "running_loss",
-    "swa",
-    "terminate_on_nan",
-    "throughput",
-    "time_limit",
-    "validation",
+    *(
+        "averages",
+        "bounds",
+        "guards",
+        "interrupts",
+        "logger",
+        "logs",
+        "saves",
+        "schedules",
+        "searches",
+        "stops",
+        "validates",
+    ),
+    *("watches", "writes"),
 )
-"""What has no part in a trial: it bounds, watches, saves or tells of a run, or changes its learning rates."""
+"""The roles that have no part in a trial: what bounds, watches, saves or tells of a run, or changes its learning rates."""
 
 
 class Trial(Plugin):
@@ -80,13 +66,21 @@ def run(trainer: Trainer, module: nn.Module, train: Any, trial: Trial) -> None:
         raise TypeError(
             "the data of a trial is read again in training, which a generator cannot be: give a list or DataLoader"
         )
-    kept = [copy.deepcopy(plugin) for plugin in trainer.plugins if not plugin.called() & set(trial.displaces)]
+    kept = [copy.deepcopy(plugin) for plugin in _kept(trainer.plugins, set(trial.displaces))]
     put_back = keep_random()
     try:
         with _generators_kept(train):
             Trainer(["-*", *kept, trial]).fit(module, train)
     finally:
         put_back()
+
+
+def _kept(plugins: Sequence[Plugin], aside: set[str]) -> list[Plugin]:
+    """``plugins`` without those ``aside``, and without those that need one of these."""
+    kept = [plugin for plugin in plugins if not plugin.called() & aside]
+    there = {name for plugin in kept for name in plugin.called()}
+    lacking = {plugin.name for plugin in kept if not there.issuperset(plugin.requires)}
+    return _kept(kept, lacking) if lacking else kept
 
 
 def is_out_of_memory(error: BaseException) -> bool:

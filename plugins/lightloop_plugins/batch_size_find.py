@@ -147,6 +147,7 @@ class BatchSizeFind(Plugin):
     """
 
     name = "batch_size_find"
+    tags = ("searches",)
     before = ("lr_find",)
     after = ("accelerator", "strategy")
 

@@ -14,6 +14,7 @@ class DetectAnomaly(Plugin):
     """
 
     name = "detect_anomaly"
+    tags = ("watches",)
     before = ("accelerator", "strategy")
     transient = ("_before",)
 

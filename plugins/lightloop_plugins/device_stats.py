@@ -27,6 +27,7 @@ class DeviceStats(Plugin):
     """
 
     name = "device_stats"
+    tags = ("watches",)
     before = ("log_every", "validation")
     state = ("_every",)
     transient = ("_seen",)

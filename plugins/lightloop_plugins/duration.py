@@ -16,6 +16,7 @@ class Duration(Plugin):
     """
 
     name = "duration"
+    tags = ("bounds",)
     before = ("checkpoint", "time_limit")
 
     max_epochs: int | None = option(

@@ -23,6 +23,7 @@ class EarlyStopping(Plugin):
     """
 
     name = "early_stopping"
+    tags = ("stops",)
     after = ("log_every", "validation")
     before = ("checkpoint",)
     offers: ClassVar[Mapping[str, str]] = {"early_stop_callback": "itself"}

@@ -22,6 +22,7 @@ class EMA(Plugin):
     """
 
     name = "ema"
+    tags = ("averages",)
     before = ("validation", "checkpoint")
     state = ("average", "updates")
     transient = ("_weights", "_aside", "_stepped_in")

@@ -16,19 +16,9 @@ class FastDevRun(Plugin):
     """
 
     name = "fast_dev_run"
-    tags = ("validation",)
+    tags = ("validation", "bounds")
     before = ("checkpoint",)
-    displaces = (
-        "checkpoint",
-        "duration",
-        "early_stopping",
-        "limits",
-        "logger",
-        "overfit",
-        "resume",
-        "rhythmic_validation",
-        "time_limit",
-    )
+    displaces = ("bounds", "logger", "logs", "saves", "shortens", "stops", "validates")
     disturbs = ("gradients", "parameters")
     transient = ("count",)
 

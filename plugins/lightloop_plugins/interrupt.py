@@ -23,6 +23,7 @@ class Interrupt(Plugin):
     """
 
     name = "interrupt"
+    tags = ("interrupts",)
     default = True
     transient = ("_handlers", "_loop", "_presses")
 

@@ -23,6 +23,7 @@ class Limits(Plugin):
     """
 
     name = "limits"
+    tags = ("shortens",)
     before = ("accelerator", "strategy", "overfit", "validation")
     disturbs = ("gradients", "parameters")
 

@@ -16,6 +16,7 @@ class LogEvery(Plugin):
     """
 
     name = "log_every"
+    tags = ("watches",)
     after = ("throughput", "device_stats", "lr_monitor", "grad_norm")
     before = ("validation",)
     default = True

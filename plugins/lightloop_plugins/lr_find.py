@@ -152,6 +152,7 @@ class LRFind(Plugin):
     """
 
     name = "lr_find"
+    tags = ("searches",)
     transient = ("found",)
     after = ("accelerator", "strategy")
     disturbs = ("gradients", "parameters")

@@ -18,6 +18,7 @@ class LrMonitor(Plugin):
     """
 
     name = "lr_monitor"
+    tags = ("watches",)
     before = ("log_every",)
 
     per: Literal["step", "epoch"] | None = option(None, "Log them for each step or for each epoch.", flag="log_lr")

@@ -28,6 +28,7 @@ class LRSchedule(Plugin):
     """
 
     name = "lr_schedule"
+    tags = ("schedules",)
     default = True
     after = ("log_every", "validation")
     before = ("checkpoint",)

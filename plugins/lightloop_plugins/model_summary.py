@@ -23,6 +23,7 @@ class ModelSummary(Plugin):
     """
 
     name = "model_summary"
+    tags = ("watches",)
     after = ("accelerator", "strategy")
     before = ("progress", "validation")
     default = True

@@ -33,6 +33,7 @@ class Nonfinite(Plugin):
     """
 
     name = "nonfinite"
+    tags = ("guards",)
     after = ("grad_norm",)
     before = ("clip",)
     conflicts = ("nonfinite_async",)

@@ -29,6 +29,7 @@ class NonfiniteAsync(Plugin):
     """
 
     name = "nonfinite_async"
+    tags = ("guards",)
     after = ("grad_norm",)
     before = ("clip",)
     state = ("_counts", "_known", "_windows", "_sent")

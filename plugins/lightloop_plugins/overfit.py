@@ -20,6 +20,7 @@ class Overfit(Plugin):
     """
 
     name = "overfit"
+    tags = ("shortens",)
     before = ("accelerator", "strategy")
     disturbs = ("gradients", "parameters")
 

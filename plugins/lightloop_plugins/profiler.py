@@ -52,6 +52,7 @@ class Profiler(Plugin):
     """
 
     name = "profiler"
+    tags = ("watches",)
     after = ("run_dir",)
     requires = ("run_dir",)
     transient = ("times", "_functions", "_torch", "_tables", "_began")

@@ -39,6 +39,7 @@ class RunDir(Plugin):
     """
 
     name = "run_dir"
+    tags = ("writes",)
     after = ("accelerator", "strategy")
     default = True
     offers: ClassVar[Mapping[str, str]] = {"run_dir": "path"}

@@ -20,6 +20,7 @@ class RunningLoss(Plugin):
     """Keep the losses of the last ``steps`` applied steps; a step's is the mean over its window."""
 
     name = "running_loss"
+    tags = ("watches",)
     default = True
     offers: ClassVar[Mapping[str, str]] = {"running_loss": "number"}
     transient = ("_window", "_losses")

@@ -30,6 +30,7 @@ class SWA(Plugin):
     """
 
     name = "swa"
+    tags = ("averages",)
     after = ("lr_schedule",)
     before = ("checkpoint",)
     state = ("average", "averaged", "_schedulers")

@@ -20,6 +20,7 @@ class TerminateOnNan(Plugin):
     """
 
     name = "terminate_on_nan"
+    tags = ("guards",)
     after = ("grad_norm", "nonfinite")
     before = ("clip",)
     disturbs = ("waiting",)

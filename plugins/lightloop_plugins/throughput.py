@@ -21,6 +21,7 @@ class Throughput(Plugin):
     """
 
     name = "throughput"
+    tags = ("watches",)
     before = ("log_every", "validation")
     transient = ("_step", "_end", "_aside", "_batches", "_waited")
 

@@ -20,6 +20,7 @@ class TimeLimit(Plugin):
     """
 
     name = "time_limit"
+    tags = ("bounds",)
     before = ("checkpoint",)
     state = ("_before",)
     transient = ("_since", "seconds")

@@ -19,7 +19,7 @@ class Validation(Plugin):
     """
 
     name = "validation"
-    tags = ("rhythmic_validation",)
+    tags = ("validates",)
     before = ("checkpoint", "duration", "time_limit")
     default = True
     state = ("rhythm",)

@@ -27,7 +27,7 @@ class {cls}(Plugin):
 def site(tmp_path, monkeypatch):
     """A folder on the path in which distributions can be installed."""
     monkeypatch.syspath_prepend(tmp_path)
-    discovery._warn_once.cache_clear()
+    discovery.warn_once.cache_clear()
     return tmp_path
 
 
@@ -221,7 +221,8 @@ def test_c79_one_class_under_two_names_is_called_by_its_own(site):
 
 def test_who_is_left_out_is_not_imported(site):
     install(site, "dist-bad", "raise SystemExit('imported')", "mid=Mid")
-    found = discover(entries(site), {"LIGHTLOOP_WITHOUT": " other , mid "})
+    with pytest.warns(UserWarning, match="leaves out 'other', and there is no such plugin"):
+        found = discover(entries(site), {"LIGHTLOOP_WITHOUT": " other , mid "})
     assert found["mid"].problem == "is left out by LIGHTLOOP_WITHOUT"
     with pytest.raises(
         PluginError, match=r"^plugin 'mid' of dist-bad 1.0 was asked for; it is left out by LIGHTLOOP_WITH"

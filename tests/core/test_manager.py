@@ -172,7 +172,8 @@ def test_two_plugins_that_claim_one_keyword_are_both_named():
     found = installed(make("a", size=option(0, "Size.", flag="size")), distribution="dist-a")
     found |= installed(make("b", size=option(0, "Size.", flag="size")), distribution="dist-b")
     with pytest.raises(PluginError) as info:
-        Selection(found, [], {})
+        Selection(found, [], {"size": 1})
+    assert Selection(found, ["a"], {}).live[0].name == "a"  # which uses it not
     assert str(info.value) == (
         "two plugins claim the keyword 'size': dist-a's a and dist-b's b. "
         "Leave one out with LIGHTLOOP_WITHOUT=b, or uninstall it"

@@ -1,8 +1,11 @@
 import pytest
 import torch
 
-from lightloop import Plugin, Trainer, hookimpl
+from lightloop import ROLES, Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, probe_batches
+
+KEPT = ("averages", "guards", "interrupts", "schedules", "searches", "watches", "writes")
+"""The roles that have a part in a run on a few batches."""
 
 
 class Probed(Probe):
@@ -108,3 +111,18 @@ def test_it_finds_its_place_among_the_default_plugins():
     assert not {"validation", "csv", "checkpoint"} & set(names)
     lines = Trainer(fast_dev_run=True, seed=1).explain().splitlines()
     assert lines[lines.index("prepare_loader") + 1].split() == ["1.", "fast_dev_run", "around", "the", "rest"]
+
+
+@pytest.mark.parametrize(("role", "is_there"), [(role, role in KEPT) for role in ROLES])
+def test_a_strangers_plugin_is_left_out_if_its_role_writes_bounds_or_stops(role, is_there):
+    class Stranger(Plugin):
+        name = "stranger"
+        tags = (role,)
+
+        @hookimpl
+        def setup(self):
+            there.append(self)
+
+    there = []
+    Trainer(["-*", Stranger()], fast_dev_run=True).fit(Probed(), probe_batches(2))
+    assert bool(there) == is_there

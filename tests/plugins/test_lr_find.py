@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightloop import Plugin, Trainer, hookimpl
+from lightloop import ROLES, Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
 from lightloop_plugins.lr_find import LRFound, lr_find
 
@@ -175,3 +175,31 @@ def test_as_an_option_it_sets_the_rate_before_training():
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="TinyClassifier has no attribute 'rate' to set"):
         Trainer(["-*"], auto_lr_find="rate").fit(copy.deepcopy(plain), data)
+
+
+class Stopper(Plugin):
+    """A stranger's: it stops the first run that it is in."""
+
+    name = "stranger"
+
+    @hookimpl
+    def after_step(self, loop):
+        loop.stop("seen enough")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_strangers_plugin_has_no_part_in_it_if_its_role_has_none(role):
+    kind = type("Role", (Stopper,), {"tags": (role,)})
+    needy = type("Needy", (Stopper,), {"name": "needy", "requires": ("stranger",)})
+    found = lr_find(Trainer(["-*", kind(), needy()]), TinyClassifier(), classification_batches(20), steps=20)
+    assert len(found.lrs) == (1 if role == "shortens" else 20)
+
+
+def test_a_strangers_stopper_lets_an_automatic_search_end():
+    module = TinyClassifier()
+    module.lr = 0.1
+    kind = type("Role", (Stopper,), {"tags": ("stops",)})
+    trainer = Trainer(["-*", kind()], auto_lr_find=True, max_epochs=1)
+    result = trainer.fit(module, classification_batches(20))
+    assert (result.status, result.reason, result.global_step) == ("stopped", "seen enough", 1)
+    assert trainer.plugin("lr_find").found.suggestion() == module.lr

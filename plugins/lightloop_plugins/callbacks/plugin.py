@@ -37,6 +37,7 @@ class Callbacks(Plugin):
     """
 
     name = "callbacks"
+    tags = ("watches",)
     after = ("accelerator", "strategy", "precision", "run_dir", "logger")
     before = ("grad_norm", "nonfinite", "clip", "log_every", "validation")
     default = True

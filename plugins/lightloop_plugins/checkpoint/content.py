@@ -40,7 +40,8 @@ def take(loop: Loop, left_out: LeftOut, reading: Reading | None) -> dict[str, An
         sharding.prepare()
     every = modules.parameters(loop)
     module = without(modules.take_module(loop, every), left_out)
-    plugins = {plugin.key: take_plugin(plugin) for plugin in loop.plugins}
+    taken = {plugin.key: take_plugin(loop, plugin) for plugin in loop.plugins}
+    plugins = {key: each for key, each in taken.items() if each is not None}
     own = take_rank(loop, reading, every)
     if loop.world.size > 1:
         own["differs"] = differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
@@ -77,11 +78,13 @@ def saver_for(loop: Loop) -> type[Saver]:
     return Follower
 
 
-def take_plugin(plugin: Plugin) -> dict[str, Any]:
-    """A plugin's state and the number of its form."""
+def take_plugin(loop: Loop, plugin: Plugin) -> dict[str, Any] | None:
+    """A plugin's state and the number of its form; None where it fails and the run goes on without the plugin."""
     try:
         return {"version": type(plugin).state_version, "state": dict(plugin.state_dict())}
     except Exception as error:
+        if loop.hook.disable(plugin, "state_dict", error):
+            return None
         add_note(error, f"in state_dict of {plugin.label}, while saving a checkpoint")
         raise
 
@@ -132,14 +135,21 @@ class Restoration:
             setattr(loop, name, state["counters"][name])
         loop.optimizer_steps = list(state["counters"]["optimizer_steps"])
 
+    def _give_back(self, plugin: Plugin) -> None:
+        try:
+            with put_back(f"the state of {plugin.label}", self.what):
+                plugin.load_state_dict(self.plugins[plugin.key])
+        except Exception as error:
+            if not self.loop.hook.disable(plugin, "load_state_dict", error):
+                raise
+
     def finish(self) -> None:
         """All of it, when every plugin is ready: what they set in before_fit is as it was; gradients come last."""
         self.apply()
         loop = self.loop
         for plugin in loop.plugins:
             if plugin.key in self.plugins:
-                with put_back(f"the state of {plugin.label}", self.what):
-                    plugin.load_state_dict(self.plugins[plugin.key])
+                self._give_back(plugin)
         for reason in self.state["stop_reasons"]:
             loop.stop(reason)
         with put_back(f"ranks.{loop.world.rank}", self.what):

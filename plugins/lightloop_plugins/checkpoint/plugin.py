@@ -37,6 +37,7 @@ class Checkpoint(Plugin):
     """
 
     name = "checkpoint"
+    tags = ("saves",)
     after = ("run_dir", "accelerator", "strategy")
     requires: ClassVar[tuple[str, ...]] = ("run_dir",)
     default = True

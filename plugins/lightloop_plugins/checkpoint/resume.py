@@ -34,6 +34,7 @@ class Resume(Plugin):
     """
 
     name = "resume"
+    tags = ("saves",)
     after = ("checkpoint", "run_dir", "accelerator", "strategy")
     default = True
     transient = ("_fitted", "_asked", "_held", "_restoration")

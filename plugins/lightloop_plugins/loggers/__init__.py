@@ -46,7 +46,7 @@ class Logger(Plugin):
     It is opened when the first epoch begins, or when there is a first row, and closed once, however the run ends.
     """
 
-    tags = ("logger",)
+    tags = ("logger", "logs")
     after = ("run_dir",)
     requires = ("run_dir",)
     state: ClassVar[tuple[str, ...]] = ("_last_step",)

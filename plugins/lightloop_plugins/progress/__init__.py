@@ -25,6 +25,7 @@ class Progress(Plugin):
     """
 
     name = "progress"
+    tags = ("watches",)
     on_failure = "disable"  # a terminal that is closed is no reason to lose the training
     after = ("accelerator", "strategy")
     before = ("validation",)

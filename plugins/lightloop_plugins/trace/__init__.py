@@ -30,6 +30,7 @@ class Trace(Plugin):
     """
 
     name = "trace"
+    tags = ("watches",)
     after = ("run_dir",)
     requires = ("run_dir",)
     conflicts = ("profiler",)
