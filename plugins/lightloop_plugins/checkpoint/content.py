@@ -40,8 +40,8 @@ def take(loop: Loop, left_out: LeftOut, reading: Reading | None) -> dict[str, An
         sharding.prepare()
     every = modules.parameters(loop)
     module = without(modules.take_module(loop, every), left_out)
-    taken = {plugin.key: take_plugin(loop, plugin) for plugin in loop.plugins}
-    plugins = {key: each for key, each in taken.items() if each is not None}
+    states = {plugin.key: take_plugin(loop, plugin) for plugin in loop.plugins}
+    plugins = {key: each for key, each in states.items() if each is not None}
     own = take_rank(loop, reading, every)
     if loop.world.size > 1:
         own["differs"] = differing(loop, {**{part: module[part] for part in OWN_PARTS}, "plugins": plugins})
