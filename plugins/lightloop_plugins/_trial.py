@@ -69,7 +69,7 @@ def run(trainer: Trainer, module: nn.Module, train: Any, trial: Trial) -> None:
     kept = [copy.deepcopy(plugin) for plugin in _kept(trainer.plugins, set(trial.displaces))]
     put_back = keep_random()
     try:
-        with _generators_kept(train):
+        with generators_kept(train):
             Trainer(["-*", *kept, trial]).fit(module, train)
     finally:
         put_back()
@@ -101,7 +101,7 @@ def free_memory() -> None:
 
 
 @context
-def _generators_kept(loader: Iterable[Any] | None) -> Iterator[None]:
+def generators_kept(loader: Iterable[Any] | None) -> Iterator[None]:
     """Put the generators by which a DataLoader shuffles back to where they were."""
     parts: list[Any] = [loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler"))]
     parts.append(getattr(parts[-1], "sampler", None))

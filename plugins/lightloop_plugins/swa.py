@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR
 
 from lightloop import Loop, Plugin, hookimpl, keep_random, option, warn
+from lightloop_plugins._trial import generators_kept
 
 
 class SWA(Plugin):
@@ -22,7 +23,8 @@ class SWA(Plugin):
 
     When training has ended, otherwise than by an error or an interrupt, the mean is put into the module, and the running
     statistics of its batch normalization are computed anew for it, by one pass of the training step over the training
-    data without gradients, as :func:`torch.optim.swa_utils.update_bn` does.
+    data without gradients, as :func:`torch.optim.swa_utils.update_bn` does. The last checkpoint has the module so, and what
+    was trained beside it: a run that is resumed from it trains on with that.
 
     Attributes:
         average: the mean of each parameter by name; empty before the first.
@@ -33,7 +35,7 @@ class SWA(Plugin):
     tags = ("averages",)
     after = ("lr_schedule",)
     before = ("checkpoint",)
-    state = ("average", "averaged", "_schedulers")
+    state = ("average", "averaged", "_schedulers", "_trained")
     transient = ("_loaded", "_first")
 
     start: int | float | None = option(
@@ -57,16 +59,19 @@ class SWA(Plugin):
         self._loaded: Mapping[str, Any] | None = None
         self._schedulers: list[SWALR] = []
         self._first = 0
+        self._trained: dict[str, Tensor] = {}
+        """Parameters and statistics as training left them, while the module has the averaged ones."""
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         if self._loaded is None:
             self.average, self.averaged = {}, 0
-        self._schedulers = []
+        self._schedulers, self._trained = [], {}
         self._first = self._first_epoch(loop)
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
+        self._train_on(loop)
         if self.lr is None or self._schedulers or loop.epoch < self._first:
             return
         for schedule in loop.schedules:
@@ -88,6 +93,18 @@ class SWA(Plugin):
             for scheduler in self._schedulers:
                 scheduler.step()
 
+    @hookimpl(wrapper=True)
+    def between_batches(self, loop: Loop) -> Generator[None, None, None]:
+        """Where training ends, let what is saved be the mean; the loop may still have a window to close."""
+        ended = loop.batch_idx == 0 and not loop.stopping and not loop.hook.epochs_remain(loop=loop)
+        if self.averaged and not loop.interrupt_reason and (loop.stopping or ended):
+            self._put_average(loop)
+        try:
+            yield
+        finally:
+            if loop.batch_idx:
+                self._train_on(loop)
+
     @hookimpl
     def after_fit(self, loop: Loop) -> None:
         if loop.status not in ("finished", "stopped"):
@@ -95,23 +112,46 @@ class SWA(Plugin):
         if not self.averaged:
             warn(f"swa_start={self.start}: training ended before an epoch from there on did")
             return
-        with torch.no_grad():
-            for name, parameter in loop.module.named_parameters():
-                parameter.copy_(self.average[name])
-        if self.update_bn:
-            measure_again(loop)
+        self._put_average(loop)
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self._schedulers, self._loaded = [], None
+        self._schedulers, self._loaded, self._trained = [], None, {}
 
     def state_dict(self) -> dict[str, Any]:
         schedulers = [scheduler.state_dict() for scheduler in self._schedulers]
-        return {"average": self.average, "averaged": self.averaged, "schedulers": schedulers}
+        return {
+            "average": self.average,
+            "averaged": self.averaged,
+            "schedulers": schedulers,
+            "trained": self._trained,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.average, self.averaged = dict(state["average"]), state["averaged"]
+        self._trained = dict(state.get("trained", {}))
         self._loaded = state
+
+    @torch.no_grad()
+    def _put_average(self, loop: Loop) -> None:
+        """Let the module have the mean, with statistics of its own, and keep what was trained."""
+        if self._trained:
+            return
+        parameters = dict(loop.module.named_parameters())
+        kept = {**parameters, **dict(loop.module.named_buffers())}
+        self._trained = {name: tensor.detach().clone() for name, tensor in kept.items()}
+        for name, parameter in parameters.items():
+            parameter.copy_(self.average[name])
+        if self.update_bn:
+            measure_again(loop)
+
+    @torch.no_grad()
+    def _train_on(self, loop: Loop) -> None:
+        """Let the module have what was trained again."""
+        trained, self._trained = self._trained, {}
+        if trained:
+            for name, tensor in (*loop.module.named_parameters(), *loop.module.named_buffers()):
+                tensor.copy_(trained[name])
 
     def _first_epoch(self, loop: Loop) -> int:
         if isinstance(self.start, int):
@@ -141,15 +181,27 @@ class SWA(Plugin):
         self.averaged += 1
 
 
+KEPT = ("batch_idx", "batch", "piece", "output")
+"""What of the loop a pass over the data changes."""
+
+
 def measure_again(loop: Loop) -> None:
     """Compute the running statistics of the batch normalization that is in train mode anew, over the training data."""
     norms = [part for part in loop.module.modules() if isinstance(part, _BatchNorm) and part.training]
+    if norms:
+        kept = {name: getattr(loop, name) for name in KEPT}
+        with generators_kept(loop.train_loader):
+            _measure(loop, norms)
+        vars(loop).update(kept)
+
+
+def _measure(loop: Loop, norms: list[_BatchNorm]) -> None:
     momenta = [part.momentum for part in norms]
     put_back = keep_random()
     loop.replaying = True  # so that nothing is logged
     begun = False
     try:
-        for loop.batch_idx, loop.batch in enumerate(loop.train_loader if norms else ()):
+        for loop.batch_idx, loop.batch in enumerate(loop.train_loader):
             if not begun:
                 begun = True
                 for part in norms:
@@ -163,7 +215,7 @@ def measure_again(loop: Loop) -> None:
         put_back()
         for part, momentum in zip(norms, momenta, strict=True):
             part.momentum = momentum
-    if norms and not begun:
+    if not begun:
         warn(
             "the training data cannot be read a second time, so the statistics of batch normalization are not those of "
             "the averaged weights: train on a list or a DataLoader",

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop_plugins.checkpoint.weights import export_weights, load_weights
 from lightloop_plugins.swa import SWA
 
 
@@ -227,3 +229,55 @@ def test_fitting_twice_starts_clean_and_pickles():
 def test_nonsense_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         SWA(**options)
+
+
+SAVED = ["-*", "lr_schedule", "checkpoint", "run_dir", "resume", "duration"]
+
+
+def shuffled():
+    x, y = (torch.cat(parts) for parts in zip(*classification_batches(5), strict=True))
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(TensorDataset(x, y), 8, shuffle=True, generator=generator)
+
+
+def saved_run(root, **options):
+    module = made()
+    run = Trainer(SAVED, swa_start=1, default_root_dir=root, run_name="one", **{"max_epochs": 3, **options})
+    run.fit(module, shuffled())
+    return module, run
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 13}], ids=["at the end of an epoch", "within an epoch"])
+def test_the_last_checkpoint_has_the_average_with_its_statistics(tmp_path, options):
+    module, run = saved_run(tmp_path, **options)
+    loaded = Normed.load_from_checkpoint(run.plugin("checkpoint").last_path)
+    target = tmp_path / "weights.safetensors"
+    export_weights(run.plugin("checkpoint").last_path, target)
+    exported = made()
+    load_weights(exported, target)
+    average = run.plugin("swa").average
+    assert average
+    for name, value in module.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+        assert torch.equal(exported.state_dict()[name], value), name
+        assert name not in average or torch.equal(average[name], value), name
+
+
+@pytest.mark.parametrize(("accumulate", "options"), [(1, {}), (2, {}), (1, {"max_steps": 13}), (2, {"max_steps": 8})])
+def test_a_run_that_is_resumed_trains_on_with_what_was_trained(tmp_path, options, accumulate):
+    more = {"accumulate_grad_batches": accumulate}
+    whole, _ = saved_run(tmp_path / "whole", max_epochs=5, **more)
+    saved_run(tmp_path / "parts", **options, **more)
+    resumed, run = saved_run(tmp_path / "parts", max_epochs=5, resume="auto", **more)
+    assert run.loop.total_batches == 25
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_a_run_that_had_ended_keeps_the_average(tmp_path):
+    module, _ = saved_run(tmp_path)
+    again = made()
+    options = {"default_root_dir": tmp_path, "run_name": "one", "max_epochs": 3, "resume": "auto"}
+    Trainer(SAVED, swa_start=1, **options).fit(again, shuffled())
+    for name, value in module.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name

@@ -57,8 +57,11 @@ class View:
     def callback_metrics(self) -> dict[str, Tensor]:
         """The latest values, as tensors that nobody has waited for; of an epoch, or a pass, once its batches are done."""
         metrics, evaluation = self._loop.metrics, self._loop.evaluation
+        over = self._log.of_epoch if evaluation is None else evaluation.batch is None
+        if over:
+            self._log.compute()
         values = dict(metrics.latest)
-        if self._log.of_epoch if evaluation is None else evaluation.batch is None:
+        if over:
             for name, running in metrics.epoch.items():
                 values[name] = values[running.name or name] = running.value()
         return {
