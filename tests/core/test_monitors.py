@@ -214,7 +214,8 @@ class TestAMisspeltMonitorOfCheckpoints:
             self.fit(tmp_path, monitor_strict=True)
 
     def test_a_metric_of_validation_is_waited_for(self, tmp_path):
-        trainer = self.fit(tmp_path, monitor="x", monitor_strict=True, check_val_every_n_epoch=2)
+        options = {"monitor_strict": True, "check_val_every_n_epoch": 2, "num_sanity_val_steps": 2}
+        trainer = self.fit(tmp_path, monitor="x", **options)
         assert "batch-000000004" in trainer.plugin("checkpoint").best_path
 
     def test_a_run_without_a_pass_of_validation_is_told_at_its_end(self, tmp_path):

@@ -206,8 +206,9 @@ class Checkpoint(Plugin):
         self._trigger.after_epoch(loop)
 
     @hookimpl
-    def after_evaluation(self) -> None:
-        self._trigger.after_evaluation()
+    def after_evaluation(self, loop: Loop) -> None:
+        if loop.evaluation is not None and not loop.evaluation.sanity:
+            self._trigger.after_evaluation()
 
     @hookimpl
     def between_batches(self, loop: Loop) -> None:
