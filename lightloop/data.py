@@ -122,6 +122,20 @@ def check_loader(loader: Any, what: str) -> None:
         raise TypeError(f"{what} must be one loader; this {type(loader).__name__} has {', '.join(map(str, loader))}")
 
 
+def check_one(loader: Any) -> None:
+    """Refuse several loaders where one is trained on."""
+    if isinstance(loader, (list, tuple)) and loader and isinstance(loader[0], DataLoader):
+        instead = (
+            "give the DataLoader itself"
+            if len(loader) == 1
+            else "to read one after the other, give an object whose __iter__ returns itertools.chain(*loaders); to read a batch of "
+            "each at a time, one whose __iter__ returns zip(*loaders)"
+        )
+        raise TypeError(
+            f"the training data must be one loader, and this is a {type(loader).__name__} of {len(loader)}: {instead}"
+        )
+
+
 def _is_loader(value: Any) -> bool:
     if isinstance(value, (Tensor, str, bytes, Mapping, list, tuple)) or hasattr(value, "__array__"):
         return False  # a batch

@@ -29,6 +29,7 @@ class Loop(State):
         hook.before_fit(loop=self)
         while not self.should_stop() and hook.epochs_remain(loop=self):
             done, self.epoch_finished, self.epoch_metrics = self.total_batches - self.batch_idx, False, {}
+            tried = -1 if self.batch_idx else self.global_step + self.skipped_steps
             hook.before_epoch(loop=self)
             for self.batch, self.is_last_batch in hook.read_batches(loop=self):  # type: ignore[union-attr]
                 self.train_batch()
@@ -40,6 +41,7 @@ class Loop(State):
                     break
             else:
                 self.epoch_finished = True
+            self._say_if_idle(self.total_batches - done, tried)
             self.close_open_windows()
             self.fold_metrics()
             hook.after_epoch(loop=self)
@@ -82,15 +84,19 @@ class Loop(State):
                 if not self.held:
                     self.close_window(step)
             self.total_pieces += 1
+        if self.pieces and not self.windows:
+            self._say_if_unused()
+            self.conclude_step(True)  # the module's own
         hook.after_batch(loop=self)
         if self.stepped:
             self.metrics.step = {}
-        self.piece = self._counted = None
+        self.piece = self._counted = self.output = None
         self.batch_idx += 1
         self.total_batches += 1
 
     def run_forward(self) -> None:
-        """Run the module on the piece and read what it returned."""
+        """Run the module on the piece and read what it returned; what it returned before is free by then."""
+        self.output = None
         self.output = output = self.hook.forward(loop=self)
         if type(output) is Tensor and output.ndim == 0 and output.requires_grad and self.optimizer_idx is not None:
             self.loss, self.weight = output, None  # as nearly always; there is nothing to check
@@ -184,6 +190,7 @@ class Loop(State):
         order = [name for name in self.step_order if name != "optimizer_idx" or len(self.optimizers) > 1]
         step: Any = self.module.training_step
         self.training_step = self.user_step = bind(step, order, self.step_arguments, ("batch",), self.absent_arguments)
+        self.by_hand = setup.by_hand
         self.windows = windows_for(setup, takes(self.training_step, "optimizer_idx"))
         replays = [takes_closure(optimizer) for optimizer in self.optimizers]
         self._replays = [any(replays[index] for index in window.members) for window in self.windows]

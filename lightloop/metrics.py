@@ -247,18 +247,18 @@ def _exact(device: torch.device) -> torch.dtype:
 
 
 def over_ranks(running: Mapping[str, Running], world: World) -> dict[str, float]:
-    """Reduce each metric over the ranks of ``world``, means with their weights, and fetch them together."""
+    """Reduce each metric over the ranks of ``world`` that have it, means with their weights; all ranks have the same then."""
     parts = {name: one.parts() for name, one in running.items()}
     numbers = fetch({(name, index): part for name, pair in parts.items() for index, part in enumerate(pair)})
     totals, weights = ({name: numbers[name, index] for name in parts} for index in (0, 1))
+    kinds = {name: one.reduce for name, one in running.items()}
     if world.size > 1:
-        gathered = world.gather((totals, weights))
-        kinds = {name: one.reduce for name, one in running.items()}
-        totals = {name: _over(kinds[name], [each[name] for each, _ in gathered if name in each]) for name in totals}
-        weights = {name: sum(each[name] for _, each in gathered if name in each) for name in weights}
-    return {
-        name: _mean(totals[name], weights[name]) if running[name].reduce == "mean" else totals[name] for name in running
-    }
+        gathered = world.gather((totals, weights, kinds))
+        kinds = {name: kind for *_, each in reversed(gathered) for name, kind in each.items()}
+        names = dict.fromkeys(name for each, *_ in gathered for name in each)
+        totals = {name: _over(kinds[name], [each[name] for each, *_ in gathered if name in each]) for name in names}
+        weights = {name: sum(each[name] for _, each, _ in gathered if name in each) for name in names}
+    return {name: _mean(total, weights[name]) if kinds[name] == "mean" else total for name, total in totals.items()}
 
 
 def _over(reduce: Reduce, values: list[float]) -> float:

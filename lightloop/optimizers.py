@@ -10,8 +10,6 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from lightloop.warning import warn
-
 Interval = Literal["step", "epoch", "batch"]
 
 FORMS = (
@@ -47,9 +45,8 @@ class Setup:
     schedules: list[Schedule] = field(default_factory=list)
     frequencies: list[int] = field(default_factory=list)
     """For how many windows in turn each optimizer steps; empty: all of them step in each."""
-    together: bool | None = None
-    """Whether one loss, with one forward and one backward, is for all optimizers, which then share a window. None: where
-    training_step does not take ``optimizer_idx``, no frequency is given, and none needs a closure."""
+    by_hand: bool = False
+    """Whether training_step goes backward and steps by itself."""
 
 
 def read_setup(returned: Any, module: nn.Module) -> Setup:
@@ -179,8 +176,3 @@ def _check_optimizers(optimizers: list[Optimizer], module: nn.Module) -> None:
                 f"{type(optimizer).__name__} has none of the parameters of {type(module).__name__}: training would change nothing. "
                 "Build it from self.parameters() inside configure_optimizers"
             )
-    if not optimizers and any(parameter.requires_grad for parameter in module.parameters()):
-        warn(
-            f"{type(module).__name__} has no optimizer: batches go forward and nothing is trained. Return one from "
-            "configure_optimizers",
-        )

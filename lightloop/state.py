@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightloop.control import Control
-from lightloop.data import check_loader, size_of
+from lightloop.data import check_loader, check_one, size_of
 from lightloop.dispatch import Relay
 from lightloop.gradients import Weight
 from lightloop.metrics import Metrics, Number, Reduce, Running
 from lightloop.optimizers import Schedule
 from lightloop.plugin import Plugin
 from lightloop.samples import batch_size, checked, describe, is_collated
-from lightloop.side_by_side import in_order_of
+from lightloop.side_by_side import SideBySide, in_order_of
 from lightloop.signatures import Argument, Step
 from lightloop.stash import Stash
 from lightloop.warning import warn
@@ -85,8 +85,8 @@ class State(Control):
         """What goes forward: the whole batch until it is split, None between two batches."""
         self.piece_idx = 0
         self.optimizer_idx: int | None = None
-        self.optimizer: Optimizer
-        self.window: Window
+        self.optimizer: Optimizer = SideBySide(())
+        self.window = Window(SideBySide(()), ())
         self.held = False
         self.output: Any = None
         self.loss: Tensor | None = None
@@ -124,6 +124,9 @@ class State(Control):
         self._counted: tuple[Any, int | None] | None = None
         self._uncounted: set[Stage] = set()
         """The stages in which it has been said that samples cannot be counted."""
+        self.by_hand = False
+        """Whether training_step goes backward and steps by itself."""
+        self._idle_told = self._unused_told = False
         self._norms: dict[float, Tensor] = {}
         self._seeds: dict[Any, Tensor] = {}
         self._replays: list[bool] = []
@@ -291,6 +294,7 @@ class State(Control):
         assert self.train_source is not None
         loader = self.train_source()
         check_loader(loader, "the training data")
+        check_one(loader)
         if size_of(loader) == 0:
             raise ValueError("the training data has no batches; nothing can be learnt from it")
         self.train_loader = self.prepared(loader, "fit")
@@ -300,6 +304,29 @@ class State(Control):
         prepared = self.hook.prepare_loader(loop=self, loader=loader, stage=stage)  # type: ignore[arg-type]
         assert prepared is not None
         return prepared
+
+    def _say_if_idle(self, batches: int, tried: int) -> None:
+        """Warn once that none of an epoch's ``batches`` had a loss; ``tried`` is how many windows had closed when it began."""
+        if not batches or self.global_step + self.skipped_steps != tried or self.stop_reason or self._idle_told:
+            return
+        if self.by_hand or any(window.contributions for window in self.windows):
+            return
+        self._idle_told = True
+        if self.world.is_main:
+            warn(
+                f"nothing was trained in epoch {self.epoch}: none of its {batches} batches had a loss. Either "
+                f"{self.module_name}.training_step returned None for each, or they were passed over; it must return the loss"
+            )
+
+    def _say_if_unused(self) -> None:
+        """Warn once that training_step returned a loss, and that there is no optimizer to use it."""
+        loss = self.output.get("loss") if isinstance(self.output, Mapping) else self.output
+        if isinstance(loss, Tensor) and loss.requires_grad and not self.by_hand and not self._unused_told:
+            self._unused_told = True
+            warn(
+                f"{self.module_name} has no optimizer: the loss that training_step returns is not used, and nothing is trained. "
+                "Return one from configure_optimizers"
+            )
 
     def _stop_if_empty(self, batches: int) -> None:
         if batches == 0 and not self.stop_reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ class Window:
     """Sum of their weights; a tensor stays on its device."""
     weighted: bool = False
     """Whether somebody gave a weight, which other processes then have to know."""
+    spent: list[tuple[Callable[[], Tensor | None], int]] = field(default_factory=list)
+    """Gradients with which a step was taken and which were not dropped then: references, each with the tensor's version."""
     warned: bool = False
     """Whether it has been said that only some batches came with a weight."""
     moments: list[tuple[tuple[Any, ...], Tensor]] = field(default_factory=list)
@@ -74,18 +77,18 @@ class Window:
 
 
 def windows_for(setup: Setup, asks: bool) -> list[Window]:
-    """A window for each optimizer; or one for all of them, where one loss is.
+    """A window for each optimizer; or one for all of them, where one loss is, with one forward and one backward.
+
+    That is so where training_step takes no ``optimizer_idx`` and does not step by itself, no frequency is given, and none of
+    the optimizers needs a closure.
 
     Args:
         setup: the optimizers.
         asks: whether training_step wants to know which optimizer it is called for.
     """
     optimizers = setup.optimizers
-    together = setup.together
-    if together is None:
-        alone = asks or setup.frequencies or any(needs_closure(optimizer) for optimizer in optimizers)
-        together = not alone
-    if together and len(optimizers) > 1:
+    alone = asks or setup.by_hand or setup.frequencies or any(needs_closure(optimizer) for optimizer in optimizers)
+    if len(optimizers) > 1 and not alone:
         return [Window(SideBySide(optimizers), tuple(range(len(optimizers))))]
     return [Window(optimizer, (index,)) for index, optimizer in enumerate(optimizers)]
 

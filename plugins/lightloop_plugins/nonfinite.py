@@ -77,7 +77,7 @@ class Nonfinite(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        self._begin(len(loop.windows))
+        self._begin(max(1, len(loop.windows)))
         watch = {*self.watch, *(["param"] if self.action == "rewind" else [])}
         for watched, hook in zip(WATCHED, ("after_forward", "before_step", "step"), strict=True):
             if watched not in watch and not (watched == "grad" and self.action == "skip_step"):

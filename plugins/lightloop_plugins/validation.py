@@ -107,7 +107,8 @@ class Validation(Plugin):
                 f"there is validation data and {type(loop.module).__name__} has no validation_step: define "
                 "validation_step(self, batch, batch_idx), or give no data to validate"
             )
-        if loaders and all(size_of(loader) == 0 for loader in loaders.values()):
+        empty = all(size_of(loader) == 0 for loader in loaders.values())
+        if loaders and loop.world.agree(None if empty else "this rank has batches")[0] is None:
             warn("the validation data has no batches: nothing is validated")
             return False
         return bool(loaders)

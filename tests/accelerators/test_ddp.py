@@ -157,6 +157,51 @@ def test_one_loss_of_several_optimizers_is_reduced_during_backward_as_by_hand(ac
     assert values_of(run_ranks(one_loss, 2, accumulate)) == [([True] * 4, 0)] * 2
 
 
+class Evaluated(Probe):
+    def validation_step(self, batch):
+        self.log("value", batch.float().mean())
+        self.log(f"of_{rank()}", 1.0 + rank(), reduce="max")
+
+    test_step = validation_step
+
+
+class Unsized:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def few_samples(kind):
+    def data(count):
+        if kind == "shared out":
+            return DataLoader(TensorDataset(torch.arange(1.0, 1 + count)), collate_fn=lambda each: torch.stack(each[0]))
+        own = [torch.tensor([number]) for number in range(1 + rank(), 1 + count, 2)]
+        return own if kind == "lists" else Unsized(own)
+
+    found, run = [], trainer("shard_data", max_epochs=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for count in (1, 3, 0):
+            if count or kind == "lists":
+                found.append(run.test(Evaluated(), data(count)))
+            metrics = run.fit(Evaluated(), own(1, 1), data(count)).metrics
+            found.append({name: metrics.get(name) for name in ("value", "of_1")})
+    return found, [str(each.message) for each in said]
+
+
+@pytest.mark.parametrize("kind", ["shared out", "lists", "without a length"])
+def test_evaluation_with_fewer_samples_than_ranks_has_the_same_numbers_everywhere(kind):
+    (first, said), (second, _) = values_of(run_ranks(few_samples, 2, kind))
+    assert first == second
+    one, three = {"value": 1.0, "of_0": 1.0}, {"value": 2.0, "of_0": 1.0, "of_1": 2.0}
+    assert first[:4] == [one, {"value": 1.0, "of_1": None}, three, {"value": 2.0, "of_1": 2.0}]
+    if kind == "lists":
+        assert first[4:] == [{}, {"value": None, "of_1": None}]
+        assert said == ["the validation data has no batches: nothing is validated"]
+
+
 class ByHand(Probe):
     automatic_optimization = False
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader
 
 from lightloop import Module, Trainer
 from lightloop.testing import Probe, Recorder, TinyClassifier, classification_batches, probe_batches
@@ -308,15 +309,27 @@ def test_every_form_of_configure_optimizers(configure, optimizers, schedules, fr
     assert setup_of(configure) == (optimizers, schedules, frequencies)
 
 
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [(1, "a list of 1: give the DataLoader itself"), (2, "a list of 2: to read one after the other, give an object")],
+)
+def test_several_loaders_to_train_on(count, says):
+    loaders = [DataLoader(torch.arange(4.0)) for _ in range(count)]
+    assert says in before_training(TypeError, Probe(), loaders)
+    with pytest.raises(TypeError, match=f"the training data must be one loader, and this is a tuple of {count}"):
+        Trainer([BARE]).fit(Probe(), tuple(loaders))
+
+
 @pytest.mark.parametrize("configure", [None, lambda self: None, lambda self: [], lambda self: ([], [])])
 def test_no_optimizer_is_told(configure):
     module = configured(configure)
     with pytest.warns(UserWarning, match="has no optimizer") as warned:
         result = Trainer([BARE]).fit(module, probe_batches(2))
     assert [str(w.message) for w in warned] == [
-        "Net has no optimizer: batches go forward and nothing is trained. Return one from configure_optimizers"
+        "Net has no optimizer: the loss that training_step returns is not used, and nothing is trained. Return one from "
+        "configure_optimizers"
     ]
-    assert (module.seen, result.global_step, module.w.item()) == ([1.0, 2.0], 0, 0.0)
+    assert (module.seen, result.global_step, module.w.item()) == ([1.0, 2.0], 2, 0.0)
 
 
 FORMS = (

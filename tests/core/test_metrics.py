@@ -162,8 +162,15 @@ def test_ranks_are_reduced_with_their_weights():
         "max": running("max", [(2.0, 1)]),
         "last": running("last", [(2.0, 1)]),
     }
-    there = ({"mean": 60.0, "sum": 5.0, "min": 1.0, "max": 5.0, "last": 7.0}, dict.fromkeys(here, 6.0))
-    assert over_ranks(here, TwoRanks(there)) == {"mean": 64 / 8, "sum": 7.0, "min": 1.0, "max": 5.0, "last": 2.0}
+    there = (
+        {"mean": 60.0, "sum": 5.0, "min": 1.0, "max": 5.0, "last": 7.0, "own": 12.0},
+        {**dict.fromkeys(here, 6.0), "own": 6.0},
+        {**{name: name for name in here}, "own": "mean"},
+    )
+    whole = {"mean": 64 / 8, "sum": 7.0, "min": 1.0, "max": 5.0, "last": 2.0, "own": 2.0}
+    assert over_ranks(here, TwoRanks(there)) == whole
+    alone = over_ranks({}, TwoRanks(there))
+    assert alone == {"mean": 10.0, "sum": 5.0, "min": 1.0, "max": 5.0, "last": 7.0, "own": 2.0}
 
 
 def test_a_step_is_the_mean_of_its_window_and_an_epoch_that_of_its_samples():
@@ -191,13 +198,11 @@ def test_a_step_is_the_mean_of_its_window_and_an_epoch_that_of_its_samples():
 
 def test_a_run_without_steps_keeps_memory_flat():
     class Logging(Probe):
-        configure_optimizers = None
-
         def training_step(self, batch):
             self.log("x", 1.0)
 
     trainer = Trainer(["-*"])
-    with pytest.warns(UserWarning, match="has no optimizer"):
+    with pytest.warns(UserWarning, match="nothing was trained"):
         trainer.fit(Logging(), probe_batches(2 * FOLD))
     assert len(trainer.loop.metrics.step["x"].pairs) <= FOLD
 

@@ -22,9 +22,12 @@ SCRIPTS = {
     "a module in eval mode": "Trainer(FEW).fit(Probe().eval(), probe_batches(1))  # here",
     "no optimizer": """
 class Idle(Probe):
-    def configure_optimizers(self):
-        return None
+    configure_optimizers = None
 
+Trainer(FEW).fit(Idle(), probe_batches(1))  # here
+""",
+    "no loss": """
+class Idle(Probe):
     def training_step(self, batch):
         return None
 

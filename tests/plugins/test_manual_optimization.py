@@ -1,4 +1,6 @@
+import json
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -434,3 +436,90 @@ def test_after_a_step_in_mixed_precision_the_rest_of_training_step_goes_on_with_
     Trainer(precision="bf16-mixed").fit(module, [torch.tensor(0.5)])
     assert module.seen == [0.125, 0.5 * (0.5 * 0.75) ** 2]
     assert module.layer.weight.item() == 0.75**2
+
+
+class Evolved(Probe):
+    """Changes its weight by itself, with no optimizer."""
+
+    configure_optimizers = None
+
+    def __init__(self, manual, returns=None):
+        super().__init__()
+        self.automatic_optimization, self.returns = not manual, returns
+
+    def training_step(self, batch):
+        with torch.no_grad():
+            self.w -= batch
+        self.log("x", batch)
+        return self.returns and self.w * 1
+
+
+class Rows(Plugin):
+    name = "rows"
+
+    def check(self):
+        self.rows = []
+
+    @hookimpl
+    def log_metrics(self, metrics, step):
+        self.rows.append((step, metrics.get("x")))
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_without_an_optimizer_each_batch_is_a_step_of_the_modules_own(manual):
+    rows = Rows()
+    trainer = Trainer(
+        ["-*", "log_every", "manual_optimization", "lr_schedule", rows],
+        log_every_n_steps=2,
+        max_steps=5,
+        terminate_on_nan=True,
+        nonfinite="warn",
+        gradient_clip_val=1.0,
+        track_grad_norm=2,
+        ema_decay=0.5,
+        log_lr="step",
+        accumulate_grad_batches=2,
+    )
+    module = Evolved(manual)
+    result = trainer.fit(module, probe_batches(3))
+    assert (module.w.item(), result.global_step, result.reason) == (-9.0, 5, "max_steps=5 reached")
+    assert rows.rows == [(1, 1.0), (2, 2.0), (4, 1.0), (5, 2.0)]
+
+
+@pytest.mark.parametrize(("manual", "says"), [(True, 0), (False, 1)])
+def test_that_nothing_is_trained_is_said_where_a_loss_is_returned_that_nothing_uses(manual, says):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        Trainer(["-*", "manual_optimization"]).fit(Evolved(manual, returns=True), probe_batches(3))
+    assert ["has no optimizer" in str(each.message) for each in said] == [True] * says
+
+
+class Late(Probe):
+    """Drops its gradients when it needs others, and not when it has stepped."""
+
+    automatic_optimization = False
+    every = 1
+
+    def training_step(self, batch, batch_idx, loop):
+        (optimizer,) = loop.optimizers
+        if batch_idx % self.every == 0:
+            optimizer.zero_grad()
+        super().training_step(batch).backward()
+        if batch_idx % self.every == self.every - 1:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("every", "has"), [(1, [False] * 4), (2, [True, False, True, False]), (3, [True, True, False, True])]
+)
+def test_gradients_that_were_stepped_with_are_in_no_checkpoint_and_those_of_an_open_window_are(tmp_path, every, has):
+    module = Late()
+    module.every = every
+    Trainer(
+        ["-*", "manual_optimization", "checkpoint", "run_dir"],
+        checkpoint_dir=tmp_path,
+        save_every="1 batches",
+        save_last=9,
+    ).fit(module, probe_batches(4))
+    states = [json.loads((path / "state.json").read_text()) for path in sorted(tmp_path.glob("step-*"))]
+    assert [bool(state["ranks"][0]["gradients"]) for state in states] == has

@@ -25,14 +25,18 @@ OWN_PARTS = ("buffers", "extra", "generators")
 def take_rank(loop: Loop, reading: Reading | None, every: Mapping[str, Tensor]) -> dict[str, Any]:
     """What each rank has of its own: windows and their gradients, metrics, the loader's place, random numbers.
 
+    A gradient that was stepped with, and to which nothing was added since, is left out.
+
     Args:
         loop: the run.
         reading: how the epoch is read.
         every: all parameters by name.
     """
+    left = [(ref(), version) for window in loop.windows for ref, version in window.spent]
+    spent = {id(gradient) for gradient, version in left if gradient is not None and gradient._version == version}
     return {
         "windows": [take_window(window) for window in loop.windows],
-        "gradients": {name: p.grad for name, p in every.items() if p.grad is not None},
+        "gradients": {name: p.grad for name, p in every.items() if p.grad is not None and id(p.grad) not in spent},
         "waiting": sharding.waiting() if (sharding := loop.stash.get(SHARDING)) else {},
         "metrics": take_metrics(loop),
         "loader": position(loop, reading),

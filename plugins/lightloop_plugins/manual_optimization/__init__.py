@@ -50,7 +50,7 @@ class ManualOptimization(Plugin):
     @hookimpl(wrapper=True)
     def configure_optimizers(self, loop: Loop) -> Generator[None, Setup, Setup]:
         setup = yield
-        setup.together = False  # training_step decides which of them steps
+        setup.by_hand = True
         return setup
 
     @hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,8 @@ class Manual:
             loop = self.loop
             loop.select(self._index(optimizer))
             loop.conclude_step(self._applied, self._next_step())
+            gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+            loop.window.spent = [(weakref.ref(gradient), gradient._version) for gradient in gradients]
             loop.window.clear()
             self._left[loop.optimizer_idx or 0] = Left(optimizer)
             loop.optimizer_idx = None
