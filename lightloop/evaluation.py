@@ -98,15 +98,15 @@ def evaluate(
         loop.evaluation = evaluation
         loop.module.eval()
         try:
-            loop.hook.before_evaluation(loop=loop)  # type: ignore[arg-type]
+            loop.hook.before_evaluation(loop=loop, evaluation=evaluation)  # type: ignore[arg-type]
             _run_batches(loop, evaluation)
-            loop.hook.after_evaluation_batches(loop=loop)  # type: ignore[arg-type]
+            loop.hook.after_evaluation_batches(loop=loop, evaluation=evaluation)  # type: ignore[arg-type]
             evaluation.metrics = loop.metrics.take_epoch(loop.world, keep=not sanity)
         except BaseException as error:
             add_note(error, f"at {loop.place()}")
-            loop.hook.conclude("after_evaluation", error=error, loop=loop)
+            loop.hook.conclude("after_evaluation", error=error, loop=loop, evaluation=evaluation)
             raise
-        loop.hook.conclude("after_evaluation", loop=loop)
+        loop.hook.conclude("after_evaluation", loop=loop, evaluation=evaluation)
     return evaluation
 
 
@@ -134,11 +134,11 @@ def _run_batches(loop: State, evaluation: Evaluation) -> None:
 def _run_batch(loop: State, evaluation: Evaluation) -> None:
     hook = loop.hook
     evaluation.batch = hook.move_batch(loop=loop, batch=evaluation.batch)  # type: ignore[arg-type]
-    hook.before_evaluation_batch(loop=loop)  # type: ignore[arg-type]
-    evaluation.output = None if evaluation.batch is None else hook.evaluate_batch(loop=loop)  # type: ignore[arg-type]
+    hook.before_evaluation_batch(loop=loop, evaluation=evaluation)  # type: ignore[arg-type]
+    evaluation.output = None if evaluation.batch is None else hook.evaluate_batch(loop=loop, evaluation=evaluation)  # type: ignore[arg-type]
     if evaluation.stage == "predict":
         evaluation.outputs[-1].append(evaluation.output)
-    hook.after_evaluation_batch(loop=loop)  # type: ignore[arg-type]
+    hook.after_evaluation_batch(loop=loop, evaluation=evaluation)  # type: ignore[arg-type]
 
 
 def _whole(module: nn.Module) -> Callable[..., Any]:

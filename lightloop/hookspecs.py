@@ -16,6 +16,7 @@ import pluggy
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from lightloop.evaluation import Evaluation
     from lightloop.loop import Loop
     from lightloop.optimizers import Setup
 
@@ -320,24 +321,24 @@ class Hooks:
     # -------------------------------------------------------------------------------------------------- evaluation
 
     @hookspec
-    def before_evaluation(self, loop: Loop) -> None:
-        """A pass over evaluation data begins; ``loop.evaluation`` holds its state.
+    def before_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
+        """A pass over evaluation data begins; ``evaluation``, also ``loop.evaluation``, holds its state.
 
         When: before the first batch, modes set to eval and gradients off.
         May change: the weights that are evaluated, if after_evaluation puts them back.
         """
 
     @hookspec
-    def before_evaluation_batch(self, loop: Loop) -> None:
-        """``loop.evaluation.batch`` is about to be evaluated.
+    def before_evaluation_batch(self, loop: Loop, evaluation: Evaluation) -> None:
+        """``evaluation.batch`` is about to be evaluated.
 
         When: once per evaluation batch, after it was moved.
-        May change: ``loop.evaluation.batch``; one that is None is passed over.
+        May change: ``evaluation.batch``; one that is None is passed over.
         """
 
     @hookspec(firstresult=True)
-    def evaluate_batch(self, loop: Loop) -> Any:
-        """Run the module on ``loop.evaluation.batch`` and return what it returns.
+    def evaluate_batch(self, loop: Loop, evaluation: Evaluation) -> Any:
+        """Run the module on ``evaluation.batch`` and return what it returns.
 
         When: once per evaluation batch that is not None.
         Default: the module's ``validation_step``, ``test_step`` or ``predict_step``, as the stage is.
@@ -345,15 +346,15 @@ class Hooks:
         """
 
     @hookspec
-    def after_evaluation_batch(self, loop: Loop) -> None:
-        """``loop.evaluation.output`` is known: what the step returned, or None for a batch that was None.
+    def after_evaluation_batch(self, loop: Loop, evaluation: Evaluation) -> None:
+        """``evaluation.output`` is known: what the step returned, or None for a batch that was None.
 
         When: once per evaluation batch.
         May change: nothing.
         """
 
     @hookspec
-    def after_evaluation_batches(self, loop: Loop) -> None:
+    def after_evaluation_batches(self, loop: Loop, evaluation: Evaluation) -> None:
         """Every batch of every loader has been evaluated; what is logged now is still among the metrics of the pass.
 
         When: once per pass that did not end with an error, before its numbers are computed.
@@ -361,8 +362,8 @@ class Hooks:
         """
 
     @hookspec
-    def after_evaluation(self, loop: Loop) -> None:
-        """The pass is over and ``loop.evaluation.metrics`` has its numbers.
+    def after_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
+        """The pass is over and ``evaluation.metrics`` has its numbers.
 
         When: once per pass whose before_evaluation began; also when it ended with an error, then without numbers.
         May change: what before_evaluation changed, back.

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from lightloop.evaluation import Evaluation
 from lightloop.loop import Loop
 from lightloop.optimizers import Setup
 
@@ -49,6 +50,12 @@ if not MYPY:  # one form for each choice of arguments, with self
 
     class _LoopError(Protocol[R]):
         def __call__(self, plugin: Any, /, *, loop: Loop, error: BaseException) -> R | Around: ...
+
+    class _Evaluation(Protocol[R]):
+        def __call__(self, plugin: Any, /, *, evaluation: Evaluation) -> R | Around: ...
+
+    class _LoopEvaluation(Protocol[R]):
+        def __call__(self, plugin: Any, /, *, loop: Loop, evaluation: Evaluation) -> R | Around: ...
 
     class _Loader(Protocol[R]):
         def __call__(self, plugin: Any, /, *, loader: Iterable[Any]) -> R | Around: ...
@@ -91,6 +98,7 @@ if not MYPY:  # one form for each choice of arguments, with self
     TakesEpoch: TypeAlias = _Nothing[T] | _Loop[T] | _Epoch[T] | _LoopEpoch[T]
     TakesNormType: TypeAlias = _Nothing[T] | _Loop[T] | _NormType[T] | _LoopNormType[T]
     TakesError: TypeAlias = _Nothing[T] | _Loop[T] | _Error[T] | _LoopError[T]
+    TakesEvaluation: TypeAlias = _Nothing[T] | _Loop[T] | _Evaluation[T] | _LoopEvaluation[T]
     TakesLoader: TypeAlias = (
         _Nothing[T]
         | _Loop[T]
@@ -118,6 +126,7 @@ else:  # it compares without self; which arguments there are lightloop.testing.m
     TakesEpoch: TypeAlias = Callable[..., T | Around]
     TakesNormType: TypeAlias = Callable[..., T | Around]
     TakesError: TypeAlias = Callable[..., T | Around]
+    TakesEvaluation: TypeAlias = Callable[..., T | Around]
     TakesLoader: TypeAlias = Callable[..., T | Around]
     TakesMetrics: TypeAlias = Callable[..., T | Around]
 
@@ -157,12 +166,12 @@ class Implementations:
     between_batches: TakesLoop[None]
     may_stop: TakesLoop[bool | None]
     after_epoch: TakesLoop[None]
-    before_evaluation: TakesLoop[None]
-    before_evaluation_batch: TakesLoop[None]
-    evaluate_batch: TakesLoop[Any]
-    after_evaluation_batch: TakesLoop[None]
-    after_evaluation_batches: TakesLoop[None]
-    after_evaluation: TakesLoop[None]
+    before_evaluation: TakesEvaluation[None]
+    before_evaluation_batch: TakesEvaluation[None]
+    evaluate_batch: TakesEvaluation[Any]
+    after_evaluation_batch: TakesEvaluation[None]
+    after_evaluation_batches: TakesEvaluation[None]
+    after_evaluation: TakesEvaluation[None]
     log_metrics: TakesMetrics[None]
     on_interrupt: TakesLoop[None]
     on_error: TakesError[None]

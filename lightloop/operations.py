@@ -16,6 +16,7 @@ from lightloop.replay import Closure
 from lightloop.signatures import defined
 
 if TYPE_CHECKING:
+    from lightloop.evaluation import Evaluation
     from lightloop.loop import Loop
 
 
@@ -104,5 +105,5 @@ class Operations:
         return True
 
     @hookimpl
-    def evaluate_batch(self, loop: Loop) -> Any:
-        return loop.evaluation.step(loop)  # type: ignore[union-attr]
+    def evaluate_batch(self, loop: Loop, evaluation: Evaluation) -> Any:
+        return evaluation.step(loop)

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal
 
-from lightloop import Loop, Plugin, hookimpl, option, warn
+from lightloop import Evaluation, Loop, Plugin, hookimpl, option, warn
 
 log = logging.getLogger("lightloop")
 
@@ -99,9 +99,8 @@ class EarlyStopping(Plugin):
             self._validated = self._checked = False
 
     @hookimpl
-    def after_evaluation_batches(self, loop: Loop) -> None:
-        assert loop.evaluation is not None
-        if loop.stage == "fit" and not loop.evaluation.sanity:
+    def after_evaluation_batches(self, loop: Loop, evaluation: Evaluation) -> None:
+        if loop.stage == "fit" and not evaluation.sanity:
             self._validated = self._passed = True
 
     @hookimpl

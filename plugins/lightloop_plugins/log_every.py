@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightloop import Every, Loop, Plugin, Running, apart, fetch, hookimpl, option
+from lightloop import Evaluation, Every, Loop, Plugin, Running, apart, fetch, hookimpl, option
 
 
 class LogEvery(Plugin):
@@ -67,10 +67,9 @@ class LogEvery(Plugin):
             loop.write(_row(loop.epoch, loop.epoch_metrics))
 
     @hookimpl
-    def after_evaluation(self, loop: Loop) -> None:
-        assert loop.evaluation is not None
-        if loop.evaluation.metrics and not loop.evaluation.sanity:
-            loop.write(_row(loop.epoch, loop.evaluation.metrics))
+    def after_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
+        if evaluation.metrics and not evaluation.sanity:
+            loop.write(_row(loop.epoch, evaluation.metrics))
 
     @hookimpl
     def after_fit(self, loop: Loop) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Fixed, Loop, Plugin, Step, bind, defined, hookimpl
+from lightloop import Evaluation, Fixed, Loop, Plugin, Step, bind, defined, hookimpl
 
 OVERRIDES = {
     "training_step_end": ("forward", ("output",)),
@@ -88,10 +88,9 @@ class ModuleHooks(Plugin):
         return self._calls["training_step_end"](loop)
 
     @hookimpl(wrapper=True)
-    def evaluate_batch(self, loop: Loop) -> Generator[None, Any, Any]:
+    def evaluate_batch(self, loop: Loop, evaluation: Evaluation) -> Generator[None, Any, Any]:
         self._output = yield
-        assert loop.evaluation is not None
-        call = self._calls.get(STEP_ENDS.get(loop.evaluation.stage, ""))
+        call = self._calls.get(STEP_ENDS.get(evaluation.stage, ""))
         return self._output if call is None else call(loop)
 
     @hookimpl

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Loop, Plugin, defined, hookimpl, map_leaves, option, warn
+from lightloop import Evaluation, Loop, Plugin, defined, hookimpl, map_leaves, option, warn
 
 MAGIC = ("log", "progress_bar")
 NO_METRICS = (*MAGIC, "hiddens", "weight")
@@ -99,9 +99,7 @@ class Outputs(Plugin):
         self._evaluated = []
 
     @hookimpl
-    def after_evaluation_batch(self, loop: Loop) -> None:
-        evaluation = loop.evaluation
-        assert evaluation is not None
+    def after_evaluation_batch(self, loop: Loop, evaluation: Evaluation) -> None:
         if evaluation.stage in self._ends and evaluation.output is not None:
             missing = evaluation.loader_idx + 1 - len(self._evaluated)
             self._evaluated += [[] for _ in range(missing)]
@@ -110,9 +108,7 @@ class Outputs(Plugin):
             self._log(loop, evaluation.output, on_epoch=True)
 
     @hookimpl
-    def after_evaluation_batches(self, loop: Loop) -> None:
-        evaluation = loop.evaluation
-        assert evaluation is not None
+    def after_evaluation_batches(self, loop: Loop, evaluation: Evaluation) -> None:
         if (end := self._ends.get(evaluation.stage)) is not None:
             lists, self._evaluated = self._evaluated, []
             lists += [[] for _ in range(len(evaluation.loaders) - len(lists))]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lightloop import Loop, Plugin, hookimpl
+from lightloop import Evaluation, Loop, Plugin, hookimpl
 
 
 class SetEpoch(Plugin):
@@ -35,9 +35,8 @@ class SetEpoch(Plugin):
         self._tell([loop.train_loader], loop.epoch)
 
     @hookimpl
-    def before_evaluation(self, loop: Loop) -> None:
-        assert loop.evaluation is not None
-        self._tell(loop.evaluation.loaders.values(), loop.epoch)
+    def before_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
+        self._tell(evaluation.loaders.values(), loop.epoch)
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:

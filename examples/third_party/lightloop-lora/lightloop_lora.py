@@ -104,7 +104,8 @@ class Adapted(nn.Linear):
 
 def linears(module: nn.Module) -> dict[str, nn.Linear]:
     """The Linear layers by name. A subclass may use its weight without being called, so it is none of them."""
-    return {name: layer for name, layer in module.named_modules() if type(layer) in (nn.Linear, Adapted)}
+    named = module.named_modules()
+    return {n: each for n, each in named if isinstance(each, nn.Linear) and type(each) in (nn.Linear, Adapted)}
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

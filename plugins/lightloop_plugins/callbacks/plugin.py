@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from lightloop import Loop, Plugin, Step, bind, hookimpl, option, warn
+from lightloop import Evaluation, Loop, Plugin, Step, bind, hookimpl, option, warn
 from lightloop_plugins.callbacks.events import (
     COMMON,
     EVALUATION,
@@ -25,7 +25,7 @@ def _telling(*events: str) -> Callable[..., None]:
 
 def _telling_stage(*events: str) -> Callable[..., None]:
     by_stage = {stage: tuple(event.format(word) for event in events) for stage, word in WORDS.items()}
-    return lambda self, loop: self._tell(loop, *by_stage[loop.evaluation.stage])
+    return lambda self, loop, evaluation: self._tell(loop, *by_stage[evaluation.stage])
 
 
 class Callbacks(Plugin):
@@ -119,17 +119,15 @@ class Callbacks(Plugin):
         return (yield)
 
     @hookimpl
-    def before_evaluation(self, loop: Loop) -> None:
-        assert loop.evaluation is not None
-        if loop.evaluation.sanity:
+    def before_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
+        if evaluation.sanity:
             self._tell(loop, "on_sanity_check_start")
-        self._start(loop)
+        self._start(loop, evaluation)
 
     @hookimpl
-    def after_evaluation(self, loop: Loop) -> None:
-        assert loop.evaluation is not None
-        self._end(loop)
-        if loop.evaluation.sanity:
+    def after_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
+        self._end(loop, evaluation)
+        if evaluation.sanity:
             self._tell(loop, "on_sanity_check_end")
 
     @hookimpl

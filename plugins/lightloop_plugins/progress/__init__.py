@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import ClassVar
 
-from lightloop import Loop, Plugin, fetch, hookimpl, option, size_of
+from lightloop import Evaluation, Loop, Plugin, fetch, hookimpl, option, size_of
 from lightloop_plugins.progress.tracks import New, Track, choose
 
 try:  # without that plugin, no loss is shown but what the user logs
@@ -96,9 +96,7 @@ class Progress(Plugin):
         self._train.draw(loop.batch_idx, self.shown, over=True)  # what the epoch comes to is not yet known
 
     @hookimpl
-    def before_evaluation(self, loop: Loop) -> None:
-        evaluation = loop.evaluation
-        assert evaluation is not None
+    def before_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
         assert self._new_track is not None
         sizes = [size_of(loader) for loader in evaluation.loaders.values()]
         total = None if None in sizes else sum(size or 0 for size in sizes)
@@ -115,16 +113,15 @@ class Progress(Plugin):
             self._evaluation_due = monotonic() + self._pause
 
     @hookimpl
-    def after_evaluation(self, loop: Loop) -> None:
+    def after_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
         track, self._evaluation = self._evaluation, None
-        assert loop.evaluation is not None
         if track is None:
             return
-        track.draw(self._evaluated, loop.evaluation.metrics, over=True)
+        track.draw(self._evaluated, evaluation.metrics, over=True)
         track.close()
         if self._train is not None:
             self._train.rest(monotonic() - self._began)
-            if loop.evaluation.metrics and not self._train.over:
+            if evaluation.metrics and not self._train.over:
                 self._draw(loop, self._train.done)
 
     @hookimpl
