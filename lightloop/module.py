@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -92,23 +93,29 @@ class Module(nn.Module):
         self.train()
 
     def save_hyperparameters(self, *names: str, ignore: Iterable[str] = ()) -> None:
-        """Keep the arguments of the constructor that calls this in ``self.hparams``; checkpoints and loggers have them.
+        """Keep the arguments of the constructor in ``self.hparams``; checkpoints and loggers have them.
+
+        Where a base class calls this in its constructor, those of the subclass's are kept as well, and first. Lists and
+        mappings are kept as they are now.
 
         Args:
             names: which; all of them by default.
             ignore: which not.
         """
+        given: dict[str, Any] = {}
         frame = inspect.currentframe()
         caller = frame.f_back if frame is not None else None
-        assert caller is not None
-        taken = inspect.getargvalues(caller)
-        given = {name: taken.locals[name] for name in taken.args[1:]}
-        if taken.keywords:
-            given |= taken.locals[taken.keywords]
+        while caller is not None and (found := _arguments(caller, self)) is not None:
+            given |= found
+            caller = caller.f_back
+            if caller is not None and caller.f_code.co_name != "__init__":
+                break
         if unknown := [name for name in names if name not in given]:
             raise ValueError(f"{type(self).__name__} has no argument {unknown[0]!r}; it has {', '.join(given)}")
         skipped = {ignore} if isinstance(ignore, str) else set(ignore)
-        kept = {name: value for name, value in given.items() if name in (names or given) and name not in skipped}
+        kept = {
+            name: _copied(value) for name, value in given.items() if name in (names or given) and name not in skipped
+        }
         self.hparams = Hyperparameters({**getattr(self, "hparams", {}), **kept})
 
     @classmethod
@@ -131,3 +138,19 @@ class Module(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_loop"}
+
+
+def _arguments(frame: FrameType, module: Module) -> dict[str, Any] | None:
+    """What the function of ``frame`` was called with, by name, if it is a method of ``module``'s, such as its constructor."""
+    taken = inspect.getargvalues(frame)
+    if not taken.args or taken.locals.get(taken.args[0]) is not module:
+        return None
+    given = {name: taken.locals[name] for name in taken.args[1:] if name in taken.locals}
+    return given | (taken.locals[taken.keywords] if taken.keywords else {})
+
+
+def _copied(value: Any) -> Any:
+    """Containers of their own; what is in them is shared."""
+    if type(value) in (dict, Hyperparameters):
+        return type(value)({key: _copied(part) for key, part in value.items()})
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value

@@ -60,10 +60,9 @@ class KeepConfig(Plugin):
     after = ("run_dir", "checkpoint")
     ranks = "main"
 
-    def __init__(self, text: str, requires: tuple[str, ...]) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.text = text
-        self.requires = requires  # type: ignore[misc]  # the directory is made where somebody requires it
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
@@ -93,7 +92,7 @@ def run(stage: Stage, arguments: list[str]) -> int:
     data = load(given, "data") if given.get("data") else None
     options = {name: value for name, value in given.items() if name in parser.options}
     try:
-        trainer = _trainer(stage, listed(given.get("plugins", ())), options, parser.dump(config))
+        trainer = _trainer(stage, listed(given.get("plugins", ())), options, parser.dump(config, skip_none=False))
         return _do(stage, trainer, module, data, given)
     except (PluginError, OrderError, UsageError):
         raise
@@ -109,12 +108,12 @@ def _trainer(stage: Stage, plugins: list[str], options: Mapping[str, Any], confi
     trainer = Trainer(plugins, **options)
     if stage != "fit" or not any(plugin.name == "run_dir" for plugin in trainer.plugins):
         return trainer
-    return Trainer([*plugins, KeepConfig(config, ("run_dir",))], **options)
+    return Trainer([*plugins, KeepConfig(config)], **options)
 
 
 def _do(stage: Stage, trainer: Trainer, module: nn.Module, data: Any, given: Mapping[str, Any]) -> int:
     """Do the stage; of several processes, the main one tells how it went and writes what was asked for."""
-    output = given.get("output")
+    output = os.path.abspath(given["output"]) if given.get("output") else None  # the module may go elsewhere
     if stage == "fit":
         result = trainer.fit(module, _of(stage, data), data.get("val") if isinstance(data, Mapping) else None)
         if trainer.is_global_zero:

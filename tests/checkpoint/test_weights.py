@@ -10,6 +10,7 @@ import torch
 from lightloop import Trainer
 from lightloop.testing import TinyClassifier, classification_batches
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.filling import fill
 from lightloop_plugins.checkpoint.unpickle import import_weights
 from lightloop_plugins.checkpoint.weights import export_weights, load_weights
 
@@ -67,7 +68,10 @@ def test_weights_of_another_module_are_refused_and_change_nothing(trained):
     with pytest.raises(CheckpointError, match=r"it lacks head\.bias, head\.weight and has nothing"):
         load_weights(more, path)
     assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
-    load_weights(more, path, strict=False)
+    with pytest.warns(
+        UserWarning, match=r"run is not all of ModuleDict: it lacks head\.bias, head\.weight and has nothing"
+    ):
+        load_weights(more, path, strict=False)
 
 
 def test_an_argument_that_was_not_saved_is_asked_for(tmp_path):
@@ -134,3 +138,78 @@ def test_modules_with_hyperparameters_pickle():
     assert pickle.loads(pickle.dumps(Classifier(0.3))).hparams == {"lr": 0.3, "width": 8}
     with pytest.raises(AttributeError, match="there is no hyperparameter 'depth'; there are lr, width"):
         _ = Classifier().hparams.depth
+
+
+class Compiled(torch.nn.Module):
+    """What ``torch.compile`` makes of a module, by its names."""
+
+    def __init__(self, module):
+        super().__init__()
+        self._orig_mod = module
+
+
+class Two(torch.nn.Module):
+    def __init__(self, wrap=lambda module: module):
+        super().__init__()
+        self.first = wrap(torch.nn.Linear(2, 2))
+        self.second = wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), wrap(torch.nn.Linear(2, 1))))
+
+
+PLACES = {"nowhere": Two, "in it": lambda: Two(Compiled), "around it": lambda: Compiled(Two()),
+          "everywhere": lambda: Compiled(Two(Compiled))}  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("there", PLACES)
+@pytest.mark.parametrize("here", PLACES)
+def test_weights_of_a_compiled_module_are_those_of_the_module(here, there, strict):
+    one, other = PLACES[here](), PLACES[there]()
+    fill(one, other.state_dict(), "it", strict)
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_a_module_that_has_a_part_and_its_compiled_twin_is_loaded_by_its_own_names():
+    def make():
+        module = Two()
+        module.first._orig_mod = torch.nn.Linear(2, 2)  # first.weight and first._orig_mod.weight
+        return module
+
+    one, other = make(), make()
+    fill(one, other.state_dict(), "it")
+    assert same(one, other)
+
+
+def test_what_does_not_fit_is_told_and_where_nothing_fits_it_is_an_error():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    weights = {"0.weight": torch.zeros(2, 2), "2.weight": torch.ones(1)}
+    with pytest.warns(
+        UserWarning, match=r"it is not all of Sequential: it lacks 0.bias, 1.bias, 1.weight and has 2.weight bes"
+    ):
+        fill(module, weights, "it", strict=False)
+    assert torch.equal(module[0].weight, torch.zeros(2, 2))
+    assert torch.equal(module[1].weight, before["1.weight"])
+    for strict in (True, False):
+        with pytest.raises(
+            CheckpointError, match=r"of another module than Sequential: it lacks .* no name is the same"
+        ):
+            fill(module, {"model.0.weight": torch.ones(2, 2)}, "it", strict)
+        with pytest.raises(CheckpointError, match=r"0.weight has shape \[3\] there, \[2, 2\] in Sequential"):
+            fill(module, {**module.state_dict(), "0.weight": torch.ones(3)}, "it", strict)
+    with pytest.raises(
+        CheckpointError, match=r"it lacks 0.bias, 1.bias, 1.weight and has 2.weight beside. strict=False loads"
+    ):
+        fill(module, weights, "it")
+    many = {f"{n}.weight": torch.ones(1) for n in range(10)}
+    with pytest.raises(CheckpointError, match=r"2.weight, 3.weight, 4.weight, 5.weight, 6.weight and 3 more beside"):
+        fill(module, many, "it")
+
+
+def test_a_checkpoint_of_a_run_whose_part_was_compiled_loads_into_the_module_itself(tmp_path):
+    module = Classifier()
+    module.net = Compiled(module.net)
+    module.forward = module.net._orig_mod
+    Trainer(QUIET, checkpoint_dir=tmp_path / "run", max_epochs=1).fit(module, classification_batches(3))
+    again = Classifier.load_from_checkpoint(tmp_path / "run")
+    assert torch.equal(again.net[0].weight, module.net._orig_mod[0].weight)

@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+import yaml
 
 from lightloop.cli import front
 from lightloop.cli.hooks import SPECS
@@ -45,6 +46,12 @@ class Fails(Net):
 def data(batches: int = 4):
     names = ("train", "val", "test", "predict")
     return {name: classification_batches(batches, seed=seed) for seed, name in enumerate(names)}
+
+class Optional(Net):
+    def __init__(self, dropout: float | None = 0.9, depth: int | None = 2, names: dict | None = None):
+        super().__init__()
+        self.net[1] = torch.nn.Identity() if dropout is None else torch.nn.Dropout(dropout)
+        self.register_buffer("kept", torch.tensor([dropout is None, depth is None, (names or {}).get("a", 1) is None]))
 
 def only_train():
     return {"train": classification_batches(2)}
@@ -292,6 +299,47 @@ def test_help_has_every_option_with_its_default_and_type(run):
 
     keywords = [keyword for found in discover().values() if found.plugin for keyword in options_of(found.plugin)]
     assert [keyword for keyword in keywords if f"--{keyword} " not in text] == []
+
+
+def test_a_null_is_kept_in_the_config_of_a_run(run, tmp_path):
+    said = [
+        "--module",
+        "net.py:Optional",
+        "--data",
+        "net.py:data",
+        "--max_epochs=1",
+        "--save_every",
+        "null",
+        "--plugins",
+        "-progress,-model_summary",
+    ]
+    said += ["--module_args.dropout", "null", "--module_args.depth=null", "--module_args.names", "{a: null}"]
+    assert run("fit", *said, "--output", "one.pt")[0] == 0
+    config = tmp_path / "runs/Optional/version_0/config.yaml"
+    kept = yaml.safe_load(config.read_text())
+    assert kept["module_args"] == {"dropout": None, "depth": None, "names": {"a": None}}
+    assert (kept["save_every"], "monitor" in kept, "config" in kept) == (None, False, False)
+    code, _, err = run("fit", "--config", str(config), "--output", "two.pt")
+    assert (code, err) == (0, "")
+    one, two = torch.load("one.pt"), torch.load("two.pt")
+    assert one["kept"].tolist() == [True, True, True]
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    again = tmp_path / "runs/Optional/version_1/config.yaml"
+    assert again.read_text() == config.read_text()
+
+
+def test_a_config_alone_makes_no_directory(run, tmp_path):
+    said = [
+        "--module",
+        "net.py:Net",
+        "--data",
+        "net.py:data",
+        "--max_epochs=1",
+        "--plugins",
+        "-progress,-model_summary",
+    ]
+    assert run("fit", *said, "--enable_checkpointing", "false", "--logger", "false")[0] == 0
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_config_of_a_run_reproduces_it(run, tmp_path):

@@ -8,9 +8,11 @@ from torch import nn
 
 from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
+from lightloop_plugins.checkpoint.filling import fill
 from lightloop_plugins.checkpoint.find import Found, load_best, load_newest
+from lightloop_plugins.checkpoint.limits import allowance
 from lightloop_plugins.checkpoint.storage import Folder
-from lightloop_plugins.checkpoint.weights import fill, load_weights, read_weights, weights_of
+from lightloop_plugins.checkpoint.weights import load_weights, read_weights, weights_of
 
 
 def begin_with(module: nn.Module, place: str, found: Found | None, strict: bool, tell: bool = True) -> bool:
@@ -25,7 +27,7 @@ def begin_with(module: nn.Module, place: str, found: Found | None, strict: bool,
     anew = f"{place} has weights alone: training begins at step 0 with them"
     if strict:
         raise CheckpointError(f"{anew}, and resume_strict is set")
-    fill(module, read_weights(place)[0], place)
+    fill(module, read_weights(place, allowance(module))[0], place)
     if tell:
         warn(f"{anew}; optimizers, schedules, plugins, random numbers and the place in the data begin anew")
     return True
@@ -48,7 +50,9 @@ def load_for_evaluation(module: nn.Module, place: str | os.PathLike[str], places
         raise CheckpointError(
             f"resume={text!r}: no run of this experiment has saved a checkpoint: fit with monitor= first, or give a path"
         )
-    found = load_best(folder) if text == "best" else load_newest(folder, aside=False)
+    found = (
+        load_best(folder, allowance(module)) if text == "best" else load_newest(folder, allowance(module), aside=False)
+    )
     assert found is not None  # there are some
     fill(module, weights_of(found.state), folder.describe(found.name))
     return folder.describe(found.name)

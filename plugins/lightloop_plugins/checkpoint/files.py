@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.header import read_header
+from lightloop_plugins.checkpoint.limits import check_size
 from lightloop_plugins.checkpoint.strict_json import from_json, to_json
 from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
 from lightloop_plugins.checkpoint.tree import decode, encode
@@ -33,11 +35,24 @@ def write_safetensors(
             stream.write(part)
 
 
-def read_safetensors(source: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights in a ``.safetensors`` file, and the hyperparameters that :func:`write_safetensors` put there."""
+def read_safetensors(
+    source: str | os.PathLike[str], limit: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights in a ``.safetensors`` file, and the hyperparameters that :func:`write_safetensors` put there.
+
+    Raises:
+        CheckpointError: if it is damaged, or has more than ``limit`` bytes.
+    """
     what = os.fspath(source)
     try:
-        data = bytearray(Path(source).read_bytes())
+        with open(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError("it is not a regular file")
+            check_size(found.st_size, what, limit)
+            data = bytearray(found.st_size)
+            if stream.readinto(data) < len(data):
+                raise OSError("it became shorter while it was read")
     except OSError as error:
         raise CheckpointError(f"{what} cannot be read: {error.strerror or error}") from error
     weights = from_bytes(data, what)

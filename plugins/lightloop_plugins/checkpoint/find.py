@@ -74,7 +74,7 @@ def load_one(folder: Folder, name: str, limit: int | None = None, shards: Shards
     return Found(folder, name, *folder.load(name, limit, shards))
 
 
-def load_best(folder: Folder) -> Found:
+def load_best(folder: Folder, limit: int | None = None) -> Found:
     """The checkpoint with the best score, among those of the run that wrote in ``folder`` last.
 
     Raises:
@@ -91,12 +91,16 @@ def load_best(folder: Folder) -> Found:
             f"none of the {len(manifests)} checkpoints in {folder.place} has a score: Trainer(monitor='val_loss') ranks them "
             "by that metric; without it, give the path of a checkpoint"
         )
-    return load_one(folder, max(scored, key=lambda each: each[0])[1])
+    return load_one(folder, max(scored, key=lambda each: each[0])[1], limit)
 
 
 def monitored(manifest: Manifest) -> tuple[str, str] | None:
     """The metric by which the run ranks its checkpoints, and whether it is better at its "min" or "max"."""
+    if "ranked_by" in manifest.body:
+        by = manifest.body["ranked_by"]
+        return None if by is None else (by["metric"], by["mode"])
     options = manifest.body.get("options", {}).get("checkpoint", {})
+    # An older one has but the text of the options.
     monitor, mode = str(options.get("monitor")), str(options.get("mode"))
     return (monitor[1:-1], mode.strip("'")) if monitor[:1] in ("'", '"') else None
 

@@ -116,6 +116,8 @@ BODY: Form = {
     "parent?": (None, str),
     "content?": str,
     "exact?": bool,
+    "ranked_by?": (None, {"metric": str, "mode": {"min", "max"}}),
+    "resumed_from?": str,
     "saved_at?": str,
     "counters?": {str: object},
     "metrics?": {str: (None, int, float)},

@@ -22,7 +22,7 @@ class Resumption:
     def run_in(self, place: str) -> str:
         """What a run that saves in ``place`` is called: as the one that it goes on with, unless that has a later past there."""
         found = self.found
-        if absolute(found.folder.place) != absolute(place):
+        if not self.is_in(place):
             return new_run()
         later = [name for name in found.folder.names() if name != found.name and name > found.name]
         parted = not self.auto and any(is_of_run(found.folder, name, found.manifest.run) for name in later)
@@ -30,7 +30,11 @@ class Resumption:
 
     def named_in(self, place: str) -> str | None:
         """The checkpoint in ``place`` that the user has named."""
-        return self.found.name if absolute(self.found.folder.place) == absolute(place) and not self.auto else None
+        return self.found.name if self.is_in(place) and not self.auto else None
+
+    def is_in(self, place: str) -> bool:
+        """Whether the checkpoint is in ``place``."""
+        return absolute(self.found.folder.place) == absolute(place)
 
 
 RESUME: Key[str] = Key("checkpoint.resume")

@@ -180,9 +180,12 @@ class Checkpoint(Plugin):
             self.on_save_error == "warn",
             self.threaded,
             None if resumed is None else resumed.named_in(folder.place),
+            "weights" if self.weights_only else "run",
         )
         saver.open()
         self._saver, self._about = saver, {**describe_plugins(loop), "inputs": self._inputs}
+        if resumed is not None and not resumed.is_in(folder.place):
+            self._about["resumed_from"] = f"{absolute(resumed.found.folder.place)}/{resumed.found.name}"
 
     @hookimpl(wrapper=True)
     def read_batches(self, loop: Loop) -> Generator[None, Any, Any]:
@@ -258,6 +261,7 @@ class Checkpoint(Plugin):
             "batch": loop.total_batches,
             "content": "weights" if self.weights_only else "run",
             "exact": exact,
+            "ranked_by": {"metric": self.monitor, "mode": self.mode} if self.monitor else None,
             **self._about,
             **describe_run(loop),
             **described(left_out),

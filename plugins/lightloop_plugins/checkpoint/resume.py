@@ -13,6 +13,7 @@ from lightloop_plugins.checkpoint.content import Restoration
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
 from lightloop_plugins.checkpoint.handover import DIRECTORY, HELD, READING, RESUME, RESUMED, Resumption
+from lightloop_plugins.checkpoint.limits import allowance
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.positions import Resumed, restore_evaluation
 from lightloop_plugins.checkpoint.random_state import set_global
@@ -122,7 +123,7 @@ class Resume(Plugin):
         if loop.world.size > 1:
             chosen = loop.world.broadcast(None if found is None else (found.folder.place, found.name))
             if chosen is not None and found is None:
-                found = load_one(folder_of(chosen[0]), chosen[1], shards="unread")
+                found = load_one(folder_of(chosen[0]), chosen[1], allowance(loop.module), "unread")
         return found
 
     def _load(self, loop: Loop) -> Found | None:
@@ -134,9 +135,9 @@ class Resume(Plugin):
         if str(self._asked).endswith(".safetensors"):
             return None  # weights alone
         if self._asked != "auto":
-            return load_path(str(self._asked), self._held, "verified")
+            return load_path(str(self._asked), self._held, "verified", allowance(loop.module))
         for folder in self._places(loop):
-            if (found := load_newest(folder, aside=self._held, shards="verified")) is not None:
+            if (found := load_newest(folder, allowance(loop.module), self._held, "verified")) is not None:
                 return found
         log.info("resume='auto': there is no checkpoint yet, training begins")
         return None

@@ -30,15 +30,15 @@ def score_of(manifest: Manifest, monitor: str | None, mode: str) -> float | None
     return float(value) if mode == "max" else -float(value)
 
 
-def find_saved(folder: Folder, run: str, monitor: str | None, mode: str) -> list[Saved]:
-    """The checkpoints in ``folder`` that are of ``run``; all others are foreign, and not looked at again."""
+def find_saved(folder: Folder, run: str, monitor: str | None, mode: str, content: str = "run") -> list[Saved]:
+    """The checkpoints in ``folder`` that are of ``run`` and ``content``; others are foreign, and not looked at again."""
     found = []
     for name in folder.names():
         try:
             manifest = folder.manifest(name)
         except CheckpointError:
             continue
-        if manifest.run == run and manifest.body.get("content") == "run":
+        if manifest.run == run and manifest.body.get("content") == content:
             found.append(Saved(name, manifest.place, score_of(manifest, monitor, mode)))
     return sorted(found, key=lambda saved: saved.place)
 

@@ -37,13 +37,15 @@ class Saver:
     threaded: bool
     resumed: str | None = None
     """The checkpoint in the folder that the run was told to go on from; it is never deleted."""
+    content: str = "run"
+    """What is saved and counted: a "run", or "weights" alone. The number of others in the folder stays as it is."""
     saved: list[Saved] = field(default_factory=list)
     failures: int = 0
 
     def open(self) -> None:
         """Become the writer of the folder, and find what the run has in it."""
         self.folder.open(self.run)
-        self.saved = find_saved(self.folder, self.run, self.monitor, self.mode)
+        self.saved = find_saved(self.folder, self.run, self.monitor, self.mode, self.content)
         self._start()
 
     def _start(self) -> None:
@@ -92,9 +94,15 @@ class Saver:
         return max(scored, key=lambda each: (each.score or 0.0, (-each.place[0], -each.place[1])), default=None)
 
     def _write(self, entry: Saved, content: Content, body: Mapping[str, Any]) -> None:
-        content.save(self.folder, entry.name, body)
+        counts = entry.name.startswith(PREFIX) and body.get("content") == self.content
+        try:
+            content.save(self.folder, entry.name, body)
+        except Exception:
+            if counts and self.folder.has(entry.name):  # only its name may not be on the device, and it is not removed
+                self.saved.append(entry)
+            raise
         self.failures = 0
-        if not entry.name.startswith(PREFIX) or body.get("content") != "run":
+        if not counts:
             return
         self.saved.append(entry)
         for old in to_remove(self.saved, self.last, self.top, [self.resumed] if self.resumed else []):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.forms import STATES, check_form
+from lightloop_plugins.checkpoint.limits import check_sizes
 from lightloop_plugins.checkpoint.manifest import (
     MANIFEST,
     MAX_MANIFEST,
@@ -177,10 +178,7 @@ class Folder(ABC):
         """
         manifest = self.manifest(name)
         what = self.describe(name)
-        if limit is not None and manifest.size > limit:
-            raise CheckpointError(
-                f"{what} has {manifest.size} bytes where at most {limit} are expected for this module: is it of another one?"
-            )
+        check_sizes(manifest, limit, what)
         tensors = from_bytes(self._verified(name, TENSORS, *manifest.files[TENSORS]), f"{TENSORS} of {what}")
         if INDEX in manifest.files:
             stored = self._stored(name, manifest).all()

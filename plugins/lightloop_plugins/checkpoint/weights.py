@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,15 +14,15 @@ from torch import Tensor, nn
 from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.files import read_safetensors, write_safetensors, written
+from lightloop_plugins.checkpoint.filling import fill
 from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
+from lightloop_plugins.checkpoint.limits import allowance
 from lightloop_plugins.checkpoint.manifest import is_name
-from lightloop_plugins.checkpoint.modules import every_tensor, first_names, split_as
-from lightloop_plugins.checkpoint.partial import LeftOut, listed, odd_ones
+from lightloop_plugins.checkpoint.partial import LeftOut
 from lightloop_plugins.checkpoint.remote import folder_in, folder_of
 from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Folder, Shards
 from lightloop_plugins.checkpoint.tree import encode
 
-log = logging.getLogger("lightloop")
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -40,13 +39,16 @@ def folder_at(place: str | os.PathLike[str]) -> tuple[Folder, str | None] | None
     return next(((folder, None) for folder in (folder_of(text), folder_in(text)) if folder.names()), None)
 
 
-def load_path(place: str | os.PathLike[str], aside: bool = False, shards: Shards = "whole") -> Found:
+def load_path(
+    place: str | os.PathLike[str], aside: bool = False, shards: Shards = "whole", limit: int | None = None
+) -> Found:
     """The checkpoint at ``place``, or the newest one in it where it is a folder of them or of a run.
 
     Args:
         place: the path or URL.
         aside: whether damaged ones that are passed over are renamed.
         shards: what becomes of tensors that several ranks have written.
+        limit: refuse more bytes than that.
 
     Raises:
         CheckpointError: if there is none.
@@ -54,8 +56,8 @@ def load_path(place: str | os.PathLike[str], aside: bool = False, shards: Shards
     if (there := folder_at(place)) is not None:
         folder, name = there
         if name is not None:
-            return load_one(folder, name, shards=shards)
-        if (found := load_newest(folder, aside=aside, shards=shards)) is not None:
+            return load_one(folder, name, limit, shards)
+        if (found := load_newest(folder, limit, aside, shards)) is not None:
             return found
     raise CheckpointError(
         f"there is no checkpoint at {os.fspath(place)}: give the path of one, of a run or of a folder of them, or 'auto' for the newest"
@@ -95,7 +97,7 @@ def load_weights(module: nn.Module, place: str | os.PathLike[str], strict: bool 
     Raises:
         CheckpointError: if the file is damaged, or is of another module; the module is then as it was.
     """
-    fill(module, read_weights(place)[0], str(place), strict)
+    fill(module, read_weights(place, allowance(module))[0], str(place), strict)
 
 
 def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True, **arguments: Any) -> M:
@@ -125,11 +127,11 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
     return module
 
 
-def read_weights(place: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The weights and the hyperparameters at a place."""
+def read_weights(place: str | os.PathLike[str], limit: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The weights and the hyperparameters at a place, where they have no more than ``limit`` bytes."""
     if os.fspath(place).endswith(".safetensors"):
-        return read_safetensors(place)
-    state = load_path(place).state
+        return read_safetensors(place, limit)
+    state = load_path(place, limit=limit).state
     return weights_of(state), state.get("hparams", {})
 
 
@@ -178,41 +180,3 @@ def take_hyperparameters(module: nn.Module) -> dict[str, Any]:
         else:
             kept[str(name)] = value
     return kept
-
-
-def fill(module: nn.Module, weights: Mapping[str, Any], what: str, strict: bool = True) -> None:
-    """Put ``weights`` into ``module``, which stays as it was if they are of another one."""
-    own, left_out = module.state_dict(), getattr(weights, "left_out", {})
-    firsts = first_names(module) if left_out else {}
-    missing = sorted(name for name in set(own) - set(weights) if firsts.get(name, name) not in left_out)
-    odd = sorted(set(weights) - set(own))
-    if strict and (missing or odd):
-        raise CheckpointError(
-            f"{what} is of another module than {type(module).__name__}: it lacks {', '.join(missing[:5]) or 'nothing'} and "
-            f"has {', '.join(odd[:5]) or 'nothing'} beside. strict=False loads what fits by name"
-        )
-    for name, value in weights.items():
-        if name in own and isinstance(value, Tensor) and value.shape != own[name].shape:
-            raise CheckpointError(
-                f"{what}: {name} has shape {list(value.shape)} there, {list(own[name].shape)} in {type(module).__name__}"
-            )
-    if left_out:
-        _say_partial(module, left_out, what, strict)
-    kept = {name: value for name, value in weights.items() if name in own}
-    split = {name: split_as(v, own[name]) if isinstance(v, Tensor) else v for name, v in kept.items()}
-    module.load_state_dict(split, strict=False)
-
-
-def _say_partial(module: nn.Module, left_out: LeftOut, what: str, strict: bool) -> None:
-    """Say what a partial checkpoint lacks, and whether ``module`` has it: what its weights were trained over."""
-    odd = odd_ones(left_out, every_tensor(module))
-    lacks = f"{what} is partial: it lacks {len(left_out)} tensors of the module, {listed(left_out)}"
-    if not odd:
-        log.info("%s, which are here as they were there", lacks)
-        return
-    other = f"{lacks}. Its weights were trained over other values than {type(module).__name__} has: {listed(odd)}"
-    if strict:
-        raise CheckpointError(
-            f"{other}. Give the module the pretrained weights of then first; strict=False takes these weights all the same"
-        )
-    warn(f"{other}. They are taken all the same, since strict=False")

@@ -11,7 +11,7 @@ from lightloop_plugins.checkpoint.commands.places import checkpoint
 from lightloop_plugins.checkpoint.commands.reading import Named, Reader
 from lightloop_plugins.checkpoint.commands.text import as_json, printable, size, table
 
-HEAD = ("checkpoint", "saved_at", "format", "run", "parent", "content", "exact", "imported")
+HEAD = ("checkpoint", "saved_at", "format", "run", "parent", "resumed_from", "content", "exact", "imported")
 
 
 def inspect(arguments: list[str]) -> int:

@@ -16,11 +16,12 @@ from lightloop import open_handle
 from lightloop_plugins.checkpoint.commands.places import Place
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.header import Header, read_header
+from lightloop_plugins.checkpoint.limits import check_size
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.manifest import STATE, TENSORS, Manifest
 from lightloop_plugins.checkpoint.remote import RemoteFolder
 from lightloop_plugins.checkpoint.shards import INDEX, read_index
-from lightloop_plugins.checkpoint.strict_json import from_json
+from lightloop_plugins.checkpoint.strict_json import MAX_JSON, from_json
 from lightloop_plugins.checkpoint.tree import decode
 
 
@@ -147,6 +148,7 @@ class Reader:
 
     def _verified(self, file: str) -> bytes:
         size, digest = self.manifest.files[file]
+        check_size(size, f"{file} of {self.what}", MAX_JSON)
         data = bytes(self.place.folder.read(self.place.name, file, size))
         if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"{self.what} is damaged: {file} has changed since it was written")
