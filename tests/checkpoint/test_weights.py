@@ -53,9 +53,12 @@ def test_weights_alone_are_no_run_to_go_on_from(trained):
     options = {"checkpoint_dir": path, "resume": "auto", "max_epochs": 2}
     if alone:
         with pytest.raises(CheckpointError, match="has weights alone"):
-            Trainer(QUIET, **options).fit(Classifier(0.05, width=5), classification_batches(3))
+            Trainer(QUIET, **options).fit(Classifier(0.05, width=5, note="x"), classification_batches(3))
     else:
-        assert Trainer(QUIET, **options).fit(Classifier(0.05, width=5), classification_batches(3)).global_step == 6
+        assert (
+            Trainer(QUIET, **options).fit(Classifier(0.05, width=5, note="x"), classification_batches(3)).global_step
+            == 6
+        )
 
 
 def test_weights_of_another_module_are_refused_and_change_nothing(trained):
