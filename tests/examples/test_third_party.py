@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "third_party"
-GOOD = ("lightloop-lora", "lightloop-noise")
+GOOD = ("lightloop-lora", "lightloop-noise", "lightloop-sam")
 BROKEN = ("broken-import", "broken-name", "broken-hook", "broken-cycle")
 OFFLINE = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q")
 

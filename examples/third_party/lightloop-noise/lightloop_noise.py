@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lightloop import Loop, Plugin, hookimpl, option
 
 
 class Noise(Plugin):
     """Add Gaussian noise of variance ``eta / (1 + step) ** gamma`` to each gradient.
+
+    It is added in ``before_step``, where the gradient is whole: of all processes, and unscaled. All processes draw the same.
 
     Source: Neelakantan et al., Adding Gradient Noise Improves Learning for Very Deep Networks (2015).
     """
@@ -39,6 +42,8 @@ class Noise(Plugin):
         generator.set_state(self._generator)
         deviation = (self.eta / (1 + loop.global_step) ** self.gamma) ** 0.5
         for gradient in loop.gradients:
-            noise = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
-            gradient.add_(noise.to(gradient.device), alpha=deviation)
+            noise = torch.randn(gradient.shape, generator=generator).to(gradient.device, gradient.dtype)
+            if isinstance(gradient, DTensor):  # a part of a gradient, under fsdp: its part of the noise
+                noise = distribute_tensor(noise, gradient.device_mesh, gradient.placements)
+            gradient.add_(noise, alpha=deviation)
         self._generator = generator.get_state()
