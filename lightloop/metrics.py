@@ -181,11 +181,11 @@ class Metrics:
         They become the latest ones if ``keep``; a sanity check's do not.
         """
         running, self.epoch = self.epoch, {}
-        numbers = over_ranks(running, world)
+        numbers, logged_as = _united(running, world)
         for name, number in numbers.items() if keep else ():
             self.put(name, number)
-            if name in running and running[name].name != name:
-                self.put(running[name].name, number)
+            if logged_as[name] != name:
+                self.put(logged_as[name], number)
         return numbers
 
     def take_step(self) -> dict[str, float]:
@@ -248,17 +248,23 @@ def _exact(device: torch.device) -> torch.dtype:
 
 def over_ranks(running: Mapping[str, Running], world: World) -> dict[str, float]:
     """Reduce each metric over the ranks of ``world`` that have it, means with their weights; all ranks have the same then."""
+    return _united(running, world)[0]
+
+
+def _united(running: Mapping[str, Running], world: World) -> tuple[dict[str, float], dict[str, str]]:
+    """The numbers, and under which name each was logged."""
     parts = {name: one.parts() for name, one in running.items()}
     numbers = fetch({(name, index): part for name, pair in parts.items() for index, part in enumerate(pair)})
     totals, weights = ({name: numbers[name, index] for name in parts} for index in (0, 1))
-    kinds = {name: one.reduce for name, one in running.items()}
+    kinds = {name: (one.reduce, one.name) for name, one in running.items()}
     if world.size > 1:
         gathered = world.gather((totals, weights, kinds))
         kinds = {name: kind for *_, each in reversed(gathered) for name, kind in each.items()}
         names = dict.fromkeys(name for each, *_ in gathered for name in each)
-        totals = {name: _over(kinds[name], [each[name] for each, *_ in gathered if name in each]) for name in names}
+        totals = {name: _over(kinds[name][0], [each[name] for each, *_ in gathered if name in each]) for name in names}
         weights = {name: sum(each[name] for _, each, _ in gathered if name in each) for name in names}
-    return {name: _mean(total, weights[name]) if kinds[name] == "mean" else total for name, total in totals.items()}
+    means = {name: _mean(total, weights[name]) if kinds[name][0] == "mean" else total for name, total in totals.items()}
+    return means, {name: kinds[name][1] for name in means}
 
 
 def _over(reduce: Reduce, values: list[float]) -> float:

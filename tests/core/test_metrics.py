@@ -165,10 +165,12 @@ def test_ranks_are_reduced_with_their_weights():
     there = (
         {"mean": 60.0, "sum": 5.0, "min": 1.0, "max": 5.0, "last": 7.0, "own": 12.0},
         {**dict.fromkeys(here, 6.0), "own": 6.0},
-        {**{name: name for name in here}, "own": "mean"},
+        {**{name: (name, name) for name in here}, "own": ("mean", "o")},
     )
     whole = {"mean": 64 / 8, "sum": 7.0, "min": 1.0, "max": 5.0, "last": 2.0, "own": 2.0}
     assert over_ranks(here, TwoRanks(there)) == whole
+    metrics = Metrics()
+    assert metrics.take_epoch(TwoRanks(there))["own"] == metrics.latest["own"] == metrics.latest["o"] == 2.0
     alone = over_ranks({}, TwoRanks(there))
     assert alone == {"mean": 10.0, "sum": 5.0, "min": 1.0, "max": 5.0, "last": 7.0, "own": 2.0}
 
