@@ -292,3 +292,14 @@ def test_nonsense_is_refused(options, message):
 def test_an_option_that_tunes_it_does_not_turn_it_on():
     with pytest.raises(TypeError, match="'ema_every' tunes plugin 'ema', and nothing turns that on: give ema_decay"):
         trainer(ema_every=2)
+
+
+def test_an_evaluation_after_the_fit_has_the_modules_own_weights():
+    class Sees(Probe):
+        def validation_step(self, batch):
+            self.log("w", self.w.detach().clone())
+
+    module, run = Sees(), Trainer(["-*", "ema", "validation"], ema_decay=0.5, ema_validate=True, num_sanity_val_steps=0)
+    run.fit(module, probe_batches(2), probe_batches(1))
+    assert run.validate(module, probe_batches(1)) == {"w": module.w.item()}
+    assert run.callback_metrics["w"] == module.w.item() != run.plugin("ema").average["w"].item()
