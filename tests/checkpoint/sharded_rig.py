@@ -313,3 +313,22 @@ def plain(outcome):
 
 if __name__ == "__main__":
     elastic(Path(sys.argv[1]), json.loads(sys.argv[2]))
+
+
+class HeadOnly(Plugin):
+    """Freezes the body, and leaves it out of checkpoints."""
+
+    name = "head_only"
+    before = ("accelerator", "strategy")
+
+    @hookimpl
+    def setup(self, loop):
+        loop.module.body.requires_grad_(False)
+
+    @hookimpl(optionalhook=True)
+    def saved_tensors(self, names):
+        return [name for name in names if name.startswith("head.")]
+
+
+def life_of_a_head(folder, strategy, **options):
+    return life(folder, strategy, HeadOnly(), epochs=1, norm=False, **options)

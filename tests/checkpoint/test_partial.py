@@ -1,5 +1,6 @@
 """Plugins say which tensors checkpoints have, and do what they must around a save; what is left out is never lost unseen."""
 
+import functools
 import logging
 
 import pytest
@@ -8,9 +9,11 @@ from torch import nn
 
 from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.cli.front import main
+from lightloop.testing.ranks import run_ranks, values_of
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.local import LocalFolder
 from lightloop_plugins.checkpoint.weights import load_weights, read_weights
+from tests.checkpoint.sharded_rig import FSDP, life_of_a_head
 
 QUIET = ["-progress", "-model_summary"]
 HEAD = ["head.weight", "head.bias"]
@@ -285,3 +288,18 @@ def test_a_run_without_checkpoints_may_have_such_plugins():
     around = Around()
     Trainer(["-*", around, Heads()]).fit(Net(), data())
     assert around.calls == []
+
+
+@pytest.mark.processes
+def test_ranks_that_share_the_module_write_the_part_and_go_on_from_it(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    wanted = values_of(run_ranks(life_of_a_head, 2, whole, FSDP))
+    values_of(run_ranks(functools.partial(life_of_a_head, at=8), 2, broken, FSDP))
+    _, state = newest(broken)
+    assert sorted(state["module"]["parameters"]) == sorted(HEAD)
+    assert sorted(state["module"]["left_out"]) == ["body.0.bias", "body.0.weight", "body.4.bias", "body.4.weight"]
+    found = values_of(run_ranks(functools.partial(life_of_a_head, resume=str(broken)), 2, broken, FSDP))
+    for one, other in zip(found, wanted, strict=True):
+        assert all(torch.equal(one["weights"][name], tensor) for name, tensor in other["weights"].items())
+        assert one["own"] == other["own"]
+    assert newest(whole)[1]["module"]["left_out"] == newest(broken)[1]["module"]["left_out"]
