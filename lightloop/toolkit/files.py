@@ -99,12 +99,12 @@ def open_directory(path: Directory, at: int | None = None, follow: bool = True) 
     if at is None and follow:
         return os.open(path, how)
     name = os.fspath(path).rstrip("/") or "/"  # with a slash at its end, a link would be followed
-    found = os.stat(name, dir_fd=at, follow_symlinks=False)
-    if stat.S_ISLNK(found.st_mode):
-        raise OSError(f"{name} is a link")
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
-    return os.open(name, how | os.O_NOFOLLOW, dir_fd=at)
+    try:
+        return os.open(name, how | os.O_NOFOLLOW, dir_fd=at)  # what is no directory is not waited for
+    except OSError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise OSError(f"{name} is a link") from None
+        raise
 
 
 def open_handle(at: int, name: str, flags: int) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +42,25 @@ class LocalFolder(Folder):
         self._held: int | None = None
         self._inside: tuple[str, int] | None = None  # the directory that is being written
 
-    @contextlib.contextmanager
-    def opened(self, *names: str) -> Iterator[int]:
-        """The descriptor of the folder, or of a directory in it."""
-        if names and self._inside is not None and self._inside[0] == names[0]:
-            yield self._inside[1]
-        elif names:
-            with self.opened() as at:
-                inside = open_directory(names[0], at, follow=False)
-            try:
-                yield inside
-            finally:
-                os.close(inside)
-        elif self._held is not None:
-            yield self._held
+    def opened(self, name: str | None = None) -> AbstractContextManager[int]:
+        """The descriptor of the folder, or of the directory ``name`` in it."""
+        if name is None:
+            return self._open() if self._held is None else nullcontext(self._held)
+        if self._inside is not None and self._inside[0] == name:
+            return nullcontext(self._inside[1])
+        return self._open(name)
+
+    @contextmanager
+    def _open(self, name: str | None = None) -> Iterator[int]:
+        if name is None:
+            handle = open_directory(self.path, follow=self._follow)
         else:
-            at = open_directory(self.path, follow=self._follow)
-            try:
-                yield at
-            finally:
-                os.close(at)
+            with self.opened() as at:
+                handle = open_directory(name, at, follow=False)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
 
     def entries(self) -> list[str]:
         """All that is in the folder."""
@@ -117,7 +116,7 @@ class LocalFolder(Folder):
             made = name
             self.disk.fsync_directory(at)
         except BaseException:
-            with contextlib.suppress(OSError):  # it is not taken for a checkpoint, and the next start removes it
+            with suppress(OSError):  # it is not taken for a checkpoint, and the next start removes it
                 self._undo(at, made)
             raise
 
