@@ -66,13 +66,14 @@ class Relay(Hooks):
             setattr(self, name, self._concluding(name) if name in CLEAN_UP else self._at_first_call(name, caller))
 
     def begin(self, plugins: Sequence[object], begun: list[object], **arguments: Any) -> None:
-        """Call ``setup`` of one plugin after another; ``begun`` then has those whose turn has come, a failing one too.
+        """Reset and set up one plugin after another; ``begun`` then has those whose turn has come, a failing one too.
 
         A plugin whose hooks run on the main rank alone is, on another, in none of them.
         """
         impls = {id(impl.plugin): impl for impl in self._manager.hook.setup.get_hookimpls()}
         for plugin in plugins:
             begun.append(plugin)
+            self._reset(plugin)
             if not arguments["loop"].world.is_main:
                 self._leave_to_main(plugin)
             if (impl := impls.get(id(plugin))) is not None and not self._has_left(plugin, "setup"):
@@ -81,6 +82,15 @@ class Relay(Hooks):
                 except BaseException as error:
                     blame(error, "setup", impl)
                     raise
+
+    def _reset(self, plugin: Any) -> None:
+        """Have ``plugin`` begin anew."""
+        try:
+            plugin.reset()
+        except Exception as error:
+            if not self.disable(plugin, "reset", error):
+                add_note(error, f"in reset of {plugin.label}")
+                raise
 
     def _leave_to_main(self, plugin: object) -> None:
         """Take ``plugin`` out of the hooks that run on the main rank alone."""

@@ -25,7 +25,7 @@ class Plugin(Implementations):
     """The base of every feature. A subclass becomes a dataclass of its options, equal to itself alone.
 
     Write hooks as methods marked with :data:`lightloop.hookimpl`; see :class:`lightloop.Hooks` for all of them. Set
-    what the plugin remembers in :meth:`check` (construction) or in ``before_fit`` (each run starts clean).
+    what the plugin remembers of a run in :meth:`reset`, so that each run starts clean.
     """
 
     name: ClassVar[str]
@@ -94,6 +94,14 @@ class Plugin(Implementations):
                 option = describe(type(self), field.name)
                 raise TypeError(f"{option} must be {type_name(field)}; {value!r} is {type(value).__name__}")
         self.check()
+        self.reset()
+
+    def reset(self) -> None:
+        """Set what the plugin remembers of one run, so that each begins clean.
+
+        It is called at construction, after :meth:`check`, and by the host before the ``setup`` of each run, whatever its
+        stage; what a resumed run has back is put back later. A plugin may call it in ``teardown`` to hold nothing longer.
+        """
 
     def check(self) -> None:
         """Refuse option values that make no sense; called at construction, when the types are already right.

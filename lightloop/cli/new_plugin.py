@@ -59,10 +59,8 @@ class {kind}(Plugin):
     def check(self) -> None:
         if self.every < 1:
             raise self.refuse("every", "at least 1")
-        self.count = 0
 
-    @hookimpl
-    def before_fit(self, loop: Loop) -> None:
+    def reset(self) -> None:
         self.count = 0
 
     @hookimpl

@@ -16,6 +16,8 @@ from lightloop import Plugin, Trainer, discover
 from lightloop.discovery import GROUP
 from lightloop.listing import Entry
 from lightloop.local import LOCAL
+from lightloop.manager import Manager
+from lightloop.operations import Operations
 from lightloop.plugin_options import OPTION, options_of
 from lightloop.plugin_state import undeclared
 from lightloop.testing import probes
@@ -24,6 +26,8 @@ from lightloop.testing.models import TinyClassifier, classification_batches
 from lightloop.testing.ranks import run_ranks, values_of
 from lightloop.testing.syncs import count_syncs
 
+LASTING = ("signal handlers", "threads", "hooks of the module", "open files", "settings of torch", "standard streams")
+"""What must be after a run as before it."""
 SAVING = ("checkpoint", "duration", "resume", "run_dir")
 """The plugins by which a run is saved and gone on with."""
 
@@ -62,7 +66,9 @@ class PluginContract:
         """Runs in a folder of their own; what one test leaves behind, another does not find."""
         monkeypatch.setenv("LIGHTLOOP_RUNS", str(tmp_path / "runs"))
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        dtype = torch.get_default_dtype()
         yield
+        torch.set_default_dtype(dtype)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -128,12 +134,25 @@ class PluginContract:
         assert doc.strip(), f"{self.kind().__name__} has no docstring"
         assert not doc.startswith(f"{self.kind().__name__}("), f"{self.kind().__name__} has no docstring of its own"
 
+    def test_its_hooks_are_called_as_its_author_thinks(self) -> None:
+        doubts = Manager(self.made(self.make()).plugins, Operations()).doubts
+        assert doubts == [], "; ".join(doubts)
+
     def test_it_survives_a_fit_of_two_batches(self) -> None:
-        trainer = self.made(self.make())
-        trainer.fit(self.module(), self.data())
-        assert trainer.loop is not None
-        assert trainer.loop.status in ("finished", "stopped")
-        assert trainer.loop.hook.disabled == {}
+        module, books = self.module(), probes.Books()
+        before = probes.surroundings(module)
+        trainer = self.made(self.make(), books)
+        trainer.fit(module, self.data())
+        loop, after = trainer.loop, probes.surroundings(module)
+        assert loop is not None
+        assert loop.status in ("finished", "stopped")
+        assert loop.hook.disabled == {}
+        assert (wrong := books.differences(loop)) == [], f"the loop's counters were changed: {'; '.join(wrong)}"
+        assert not books.keeps_graphs, (
+            "the first loss of the epoch is still there with its graph when the epoch ends: keep loss.detach()"
+        )
+        left = [f"{what}: {before[what]} became {after[what]}" for what in LASTING if before[what] != after[what]]
+        assert left == [], "; ".join(left)
 
     def test_it_declares_what_each_of_its_attributes_is(self) -> None:
         plugin = self.make()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -54,6 +56,55 @@ class Watch(Plugin):
             "random": same(random_before, random_state()),
             "modes": [sorted(set(self.modes)), [part.training for part in module.modules()]],
         }
+
+
+class Books(Plugin):
+    """Counts what happens in a run, and looks whether the graph of its first loss is kept alive."""
+
+    name = "books"
+    tags = ("interrupts",)  # so that the trials of a finder go on
+    transient = ("batches", "steps", "skipped", "epochs", "wrong", "first", "keeps_graphs")
+
+    def reset(self) -> None:
+        self.batches = self.steps = self.skipped = self.epochs = 0
+        self.wrong: list[str] = []
+        self.first: weakref.ref[Tensor] | None = None
+        self.keeps_graphs = False
+
+    @hookimpl(tryfirst=True)
+    def after_forward(self, loop: Loop) -> None:
+        if self.first is None and loop.loss is not None and loop.loss.grad_fn is not None:
+            self.first = weakref.ref(loop.loss)
+
+    @hookimpl(tryfirst=True)
+    def after_batch(self) -> None:
+        self.batches += 1
+
+    @hookimpl(tryfirst=True)
+    def after_step(self) -> None:
+        self.steps += 1
+
+    @hookimpl(tryfirst=True)
+    def on_step_skipped(self) -> None:
+        self.skipped += 1
+
+    @hookimpl(tryfirst=True)
+    def after_epoch(self, loop: Loop) -> None:
+        self.epochs += loop.epoch_finished
+        gc.collect()
+        loss = self.first() if self.first is not None else None
+        self.keeps_graphs |= loss is not None and loss is not loop.loss and loop.total_batches > 1
+
+    def differences(self, loop: Loop) -> list[str]:
+        """The counters of ``loop`` that say something other than what has happened."""
+        counted = {"total_batches": self.batches, "skipped_steps": self.skipped, "epoch": self.epochs}
+        if len(loop.optimizers) == 1:
+            counted |= {"global_step": self.steps, "optimizer_steps": [self.steps]}  # type: ignore[dict-item]
+        return [
+            f"loop.{name} is {getattr(loop, name)}, and {count} were counted"
+            for name, count in counted.items()
+            if getattr(loop, name) != count
+        ]
 
 
 class Fail(Plugin):

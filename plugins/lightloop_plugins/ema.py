@@ -53,16 +53,14 @@ class EMA(Plugin):
                 raise self.refuse("device", "a device that torch knows") from None
         self.average: dict[str, Tensor] = {}
         self.updates = 0
-        self._forget()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._weights: dict[str, Tensor] = {}
         self._aside: list[Tensor] = []
         self._stepped_in: int | None = None
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        self._forget()
         self._weights = averaged_tensors(loop.module, self.buffers)
         self.average, self.updates = {}, 0
         if not self.validate:
@@ -102,7 +100,7 @@ class EMA(Plugin):
     def teardown(self, loop: Loop) -> None:
         if self.keep and self.average and loop.status in ("finished", "stopped"):
             self.copy_to(loop.module)
-        self._forget()
+        self.reset()
 
     def copy_to(self, module: nn.Module) -> None:
         """Put the average into ``module``, which must have tensors of the same names and shapes."""

@@ -53,10 +53,7 @@ class ModuleHooks(Plugin):
     default = True
     transient = ("_calls", "_output", "_closure", "_stepped")
 
-    def check(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._calls: dict[str, Step] = {}
         self._output: Any = None
         self._closure: Callable[[], Any] | None = None
@@ -64,7 +61,6 @@ class ModuleHooks(Plugin):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self._forget()
         step_end = {**ARGUMENTS, **dict.fromkeys(("output", "outputs", "batch_parts"), lambda loop: self._output)}
         arguments = {
             **ARGUMENTS,
@@ -137,7 +133,7 @@ class ModuleHooks(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self._forget()
+        self.reset()
 
 
 def _weighted_loss(loop: Loop) -> Tensor:

@@ -46,10 +46,7 @@ class Outputs(Plugin):
         enables=False,
     )
 
-    def check(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._ends: dict[str, Callable[[list[Any]], Any]] = {}
         self._reads: dict[str, bool | None] = {}
         self._kept: list[Any] = []
@@ -58,7 +55,6 @@ class Outputs(Plugin):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self._forget()
         for stage, names in ENDS.items():
             for method in filter(None, (defined(loop.module, name) for name in names)):
                 self._ends.setdefault(stage, method)
@@ -118,7 +114,7 @@ class Outputs(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self._forget()
+        self.reset()
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

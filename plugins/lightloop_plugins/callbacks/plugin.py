@@ -60,9 +60,8 @@ class Callbacks(Plugin):
         self._callbacks: list[Any] = list(given)
         for callback in self._callbacks:
             check_callback(callback)
-        self._forget()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._loop: Loop | None = None
         self._told: dict[str, list[Step]] = {}
         self._error: BaseException | None = None
@@ -70,7 +69,6 @@ class Callbacks(Plugin):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self._forget()
         self._loop = loop
         extra = {"exception": lambda loop: self._error}
         self._told = {
@@ -152,7 +150,7 @@ class Callbacks(Plugin):
         try:
             self._tell(loop, "teardown")
         finally:
-            self._forget()
+            self.reset()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"callbacks": {}, "checkpoint": {}}

@@ -50,10 +50,7 @@ class Lightning(Plugin):
         """Where the program has imported Lightning."""
         return is_imported()
 
-    def check(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._hidden: list[tuple[Any, dict[str, Any]]] = []
         self._trainer: Any = None
         self._data: Any = None
@@ -61,7 +58,6 @@ class Lightning(Plugin):
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self._forget()
         modules = instances(loop.module.modules(), "LightningModule")
         given = getattr(loop.trainer, "callbacks", None)
         callbacks = instances(given if isinstance(given, (list, tuple)) else [given], "Callback")
@@ -145,4 +141,4 @@ class Lightning(Plugin):
             show(thing, names)
         if self._trainer is not None:
             loop.trainer = self._trainer
-        self._forget()
+        self.reset()

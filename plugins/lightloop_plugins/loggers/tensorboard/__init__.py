@@ -24,9 +24,8 @@ class TensorBoard(Logger):
         if not self.flush_seconds > 0:
             raise self.refuse("flush_seconds", "a number above 0")
         self._writer: Any = None
-        self._forget()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._rows: list[dict[str, float]] = []
         self._step: int | None = None
         self._resumed = False
@@ -39,7 +38,6 @@ class TensorBoard(Logger):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         super().setup(loop)
-        self._forget()
         try:
             import tensorboardX  # noqa: F401
         except ImportError as error:
