@@ -86,7 +86,7 @@ class Relay(Hooks):
     def _reset(self, plugin: Any) -> None:
         """Have ``plugin`` begin anew."""
         try:
-            plugin.reset()
+            getattr(plugin, "reset", tuple)()
         except Exception as error:
             if not self.disable(plugin, "reset", error):
                 add_note(error, f"in reset of {plugin.label}")
@@ -210,7 +210,7 @@ class Relay(Hooks):
 
         Returns whether it says so; else the error is the run's.
         """
-        if plugin.on_failure == "stop":
+        if getattr(plugin, "on_failure", "stop") == "stop":
             return False
         self._disable(plugin, where, error)
         return True
