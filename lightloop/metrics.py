@@ -259,12 +259,23 @@ def _united(running: Mapping[str, Running], world: World) -> tuple[dict[str, flo
     kinds = {name: (one.reduce, one.name) for name, one in running.items()}
     if world.size > 1:
         gathered = world.gather((totals, weights, kinds))
-        kinds = {name: kind for *_, each in reversed(gathered) for name, kind in each.items()}
+        kinds = _same_kinds([each for *_, each in gathered])
         names = dict.fromkeys(name for each, *_ in gathered for name in each)
         totals = {name: _over(kinds[name][0], [each[name] for each, *_ in gathered if name in each]) for name in names}
         weights = {name: sum(each[name] for _, each, _ in gathered if name in each) for name in names}
     means = {name: _mean(total, weights[name]) if kinds[name][0] == "mean" else total for name, total in totals.items()}
     return means, {name: kinds[name][1] for name in means}
+
+
+def _same_kinds(ranks: list[dict[str, Reduce]]) -> dict[str, Reduce]:
+    """How each metric of any rank is reduced."""
+    kinds: dict[str, Reduce] = {}
+    for name, kind in (item for each in ranks for item in each.items()):
+        if kinds.setdefault(name, kind) != kind:
+            raise ValueError(
+                f"metric {name!r} is logged with reduce={kinds[name]!r} on some ranks and {kind!r} on others"
+            )
+    return kinds
 
 
 def _over(reduce: Reduce, values: list[float]) -> float:

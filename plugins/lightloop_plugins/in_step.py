@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightloop import Limited, Loop, Plugin, World, hookimpl, option, size_of, warn
 
@@ -92,6 +95,17 @@ class InStep(Plugin):
             if self._agreed(loop, mine, "there is no loss") is not None:
                 loop.loss = None
 
+    @hookimpl
+    def before_evaluation(self, loop: Loop) -> None:
+        assert loop.evaluation is not None
+        marks = loop.world.gather(None if loop.evaluation.stage == "predict" else _fingerprint(loop.module))
+        odd = [rank for rank, mark in enumerate(marks) if mark != marks[0]]
+        if odd:
+            raise ValueError(
+                f"the weights of rank {odd[0]} are others than those of rank 0, so that what the ranks find cannot be averaged: "
+                "give every rank the same module, or the same checkpoint by resume=path"
+            )
+
     def _agreed(self, loop: Loop, mine: str | None, what: str) -> str | None:
         if self.together:
             return loop.world.agree(mine)[0]
@@ -101,6 +115,22 @@ class InStep(Plugin):
                 "the others would wait for it. Set skip_together=True to let all of them pass over such a batch"
             )
         return None
+
+
+def _fingerprint(module: nn.Module) -> int | None:
+    """A number that tells unlike weights apart, from a few values of each parameter; None where they are split over ranks."""
+    values = []
+    for parameter in module.parameters():
+        if hasattr(parameter, "to_local") or is_lazy(parameter) or parameter.layout is not torch.strided:
+            return None
+        flat, count = parameter.detach().reshape(-1), parameter.numel()
+        if count:
+            some = torch.tensor(sorted({0, count // 3, 2 * count // 3, count - 1}), device=flat.device)
+            values.append(flat.index_select(0, some).float())
+    if not values:
+        return None
+    device = values[0].device
+    return zlib.crc32(torch.cat([value.to(device) for value in values]).cpu().numpy().tobytes())
 
 
 class Together:

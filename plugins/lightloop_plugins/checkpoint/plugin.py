@@ -241,8 +241,11 @@ class Checkpoint(Plugin):
             self._saver.failed(error)
         finally:
             loop.hook.after_save(loop=loop)  # type: ignore[attr-defined]
+        self.best_path = self._best()
         if loop.world.size > 1:
-            (said,) = loop.world.agree(None if failure is None else str(failure))
+            said, self.last_path, self.best_path = loop.world.agree(
+                None if failure is None else str(failure), self.last_path, self.best_path
+            )
             if said is not None and failure is None:
                 failure = CheckpointError(said)
         if failure is not None:
@@ -284,14 +287,24 @@ class Checkpoint(Plugin):
         ):
             self._save(loop, exact=False)
 
+    def _best(self) -> str | None:
+        """The path of the best checkpoint; only who writes has it by itself."""
+        best = None if self._saver is None else self._saver.best
+        return self.best_path if self._saver is None or best is None else f"{self._saver.folder.place}/{best.name}"
+
     @hookimpl
     def after_fit(self, loop: Loop) -> None:
         if self._saver is None:
             self._clear(loop)
-            return
-        self._saver.wait()
-        if self._saver.failures and self.on_save_error == "warn":  # otherwise it has been raised
-            raise CheckpointError(f"the last save failed, and the end of the run is not in {self._saver.folder.place}")
+        else:
+            self._close(self._saver)
+        if loop.status != "failed":
+            self.best_path = loop.world.broadcast(self._best())  # a thread may have written it just now
+
+    def _close(self, saver: Saver) -> None:
+        saver.wait()
+        if saver.failures and self.on_save_error == "warn":  # otherwise it has been raised
+            raise CheckpointError(f"the last save failed, and the end of the run is not in {saver.folder.place}")
 
     def _clear(self, loop: Loop) -> None:
         """Where a run had been over and nothing was trained: remove what a writer that died has left."""
