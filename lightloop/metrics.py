@@ -267,14 +267,12 @@ def _united(running: Mapping[str, Running], world: World) -> tuple[dict[str, flo
     return means, {name: kinds[name][1] for name in means}
 
 
-def _same_kinds(ranks: list[dict[str, Reduce]]) -> dict[str, Reduce]:
-    """How each metric of any rank is reduced."""
-    kinds: dict[str, Reduce] = {}
+def _same_kinds(ranks: list[dict[str, tuple[Reduce, str]]]) -> dict[str, tuple[Reduce, str]]:
+    """How each metric of any rank is reduced, and under which name it was logged."""
+    kinds: dict[str, tuple[Reduce, str]] = {}
     for name, kind in (item for each in ranks for item in each.items()):
-        if kinds.setdefault(name, kind) != kind:
-            raise ValueError(
-                f"metric {name!r} is logged with reduce={kinds[name]!r} on some ranks and {kind!r} on others"
-            )
+        if (one := kinds.setdefault(name, kind)[0]) != kind[0]:
+            raise ValueError(f"metric {name!r} is logged with reduce={one!r} on some ranks and {kind[0]!r} on others")
     return kinds
 
 
