@@ -310,9 +310,11 @@ class Checkpoint(Plugin):
         """Where a run had been over and nothing was trained: remove what a writer that died has left."""
         resumed = loop.stash.get(RESUMED)
         if resumed is not None and resumed.auto and loop.world.is_main and loop.status != "failed":
+            own = self._folder  # it has the lock
+            folder = own if own is not None and resumed.is_in(own.place) else resumed.found.folder
             with contextlib.suppress(CheckpointError):  # another one writes there, or nobody may
-                resumed.found.folder.open(resumed.found.manifest.run)
-                resumed.found.folder.close()
+                folder.open(resumed.found.manifest.run)
+                folder.close()
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
