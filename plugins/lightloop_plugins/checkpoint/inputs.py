@@ -130,7 +130,9 @@ def _hash(digest: Any, part: Any) -> bool:
         return all(_hash(digest, each) for each in _some(list(part.items())))
     if isinstance(part, (list, tuple)):
         digest.update(str(len(part)).encode())
-        return all(_hash(digest, each) for each in _some(part))
+        return all(
+            _hash(digest, each) for each in _some(tuple(part))
+        )  # a subclass may have another length than it says
     if isinstance(mark := getattr(part, "_fingerprint", None), str):  # of Hugging Face's data sets
         digest.update(mark.encode())
         return True
