@@ -24,6 +24,7 @@ from lightloop.testing import probes
 from lightloop.testing.imports import import_without_optional
 from lightloop.testing.models import TinyClassifier, classification_batches
 from lightloop.testing.ranks import run_ranks, values_of
+from lightloop.testing.resuming import Resuming
 from lightloop.testing.syncs import count_syncs
 
 LASTING = ("signal handlers", "threads", "hooks of the module", "open files", "settings of torch", "standard streams")
@@ -54,6 +55,10 @@ class PluginContract:
     """Further keywords of the Trainer."""
     resumes: ClassVar[bool] = True
     """Whether a run with it can be saved and gone on with."""
+    unsteady: ClassVar[tuple[str, ...]] = ()
+    """Patterns of what no two runs have in common, such as times: ``plugins.mine.seconds``, ``*.mine/per_second``."""
+    boundaries: ClassVar[int | None] = None
+    """At how many boundaries between batches a run is killed and resumed; None is all, 0 leaves that test out."""
     processes: ClassVar[int] = 2
     """In how many processes it is run together; 1 leaves that test out."""
     cannot_run: ClassVar[str | None] = None
@@ -198,6 +203,21 @@ class PluginContract:
         assert self.same_state(rest.state_dict(), whole.state_dict()), (
             f"the state of the resumed plugin is {rest.state_dict()}, that of the one never stopped {whole.state_dict()}"
         )
+
+    def test_a_run_that_is_killed_between_two_batches_is_the_run_that_was_not_stopped(self, tmp_path: Any) -> None:
+        if (
+            not self.resumes
+            or self.boundaries == 0
+            or not set(SAVING) <= {name for name, found in discover().items() if found.plugin}
+        ):
+            pytest.skip("a run with it is not gone on with, or there is nothing to resume with")
+
+        def trainer(witness: Plugin, placed: Mapping[str, Any]) -> Trainer:
+            return self.made(*self._resumable(), witness, **{**self._keywords(), "max_epochs": 2, **placed})
+
+        machine = Resuming(tmp_path, trainer, self.module, lambda: (self.data(),), self.unsteady)
+        report = machine.prove(self.boundaries)
+        assert report.partings == [], f"a resumed run differs, {report.first[0]}"
 
     def _resumable(self) -> list[Entry]:
         """The plugin beside those that save and resume; it may be one of them, whose options that test sets itself."""

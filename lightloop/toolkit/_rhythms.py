@@ -79,6 +79,7 @@ class Fractions(Epochs):
 
     def start(self, loop: Loop) -> None:
         self._read_marks(loop)
+        self.of_epoch = None  # a run that is being resumed may yet get another loader
 
     def due(self, loop: Loop) -> bool:
         if self.of_epoch != loop.epoch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 
-from lightloop import Loop, Plugin, hookimpl, option
+from lightloop import Loop, Plugin, eval_loaders, hookimpl, option
 
 
 class ReloadData(Plugin):
@@ -15,7 +15,7 @@ class ReloadData(Plugin):
     """
 
     name = "reload_data"
-    before = ("accumulate", "set_epoch")
+    before = ("accumulate", "set_epoch", "checkpoint")
     state = ("loaded_at",)
 
     epochs: int | bool = option(
@@ -30,9 +30,19 @@ class ReloadData(Plugin):
             raise self.refuse("epochs", "a whole number of epochs from 1")
         self.loaded_at = 0
 
-    @hookimpl
-    def before_fit(self, loop: Loop) -> None:
+    @hookimpl(wrapper=True)
+    def before_fit(self, loop: Loop) -> Generator[None, None, None]:
         self.loaded_at = 0
+        yield  # a resumed run now knows in which epoch its loaders were made
+        if loop.epoch and loop.epoch - self.loaded_at < self.epochs:
+            epoch, loop.epoch = loop.epoch, self.loaded_at  # the sources may look at it
+            try:
+                if self.loaded_at:  # of epoch 0, that for training is there already
+                    loop.reload_train_data()
+                if loop.eval_loaders.pop("validate", None) is not None:
+                    eval_loaders(loop, "validate")
+            finally:
+                loop.epoch = epoch
 
     @hookimpl(wrapper=True)
     def epoch_batches(self, loop: Loop, epoch: int) -> Generator[None, float | None, float | None]:

@@ -23,7 +23,7 @@ class Throughput(Plugin):
     name = "throughput"
     tags = ("watches",)
     before = ("log_every", "validation")
-    transient = ("_step", "_end", "_aside", "_batches", "_waited")
+    transient = ("_step", "_end", "_aside", "_batches", "_waited", "_counts")
 
     window: int = option(50, "Batches to take the mean over.", enables=False)
 

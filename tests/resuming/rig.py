@@ -19,7 +19,8 @@ def resuming(folder, options, module="Net", loader="list", plugins=(), kind=Resu
 
     def make_trainer(witness, placed):
         listed = [each() if callable(each) else each for each in plugins]
-        return Trainer([witness, *QUIET, *listed], **{"max_epochs": EPOCHS, **options, **placed})
+        keywords = {"max_epochs": EPOCHS, **options, **placed}
+        return Trainer([witness, *QUIET, *listed, *keywords.pop("plugins", [])], **keywords)
 
     sequences = module == "Sequences"
     return kind(

@@ -39,7 +39,7 @@ class Fsdp(Processes):
     """
 
     name = "fsdp"
-    transient = ("_route", "_synced", "_waiting")
+    transient = ("_route", "_synced", "_waiting", "_half")
 
     blocks: tuple[str, ...] | list[str] = option(
         (), "Names of the classes whose modules are sharded each by itself.", enables=False

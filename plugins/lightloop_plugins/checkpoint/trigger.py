@@ -29,7 +29,8 @@ class Trigger:
         self.monitor, self.mode = monitor, mode
         self._due = self._evaluated = self._passed = self._said = False
         self._best: float | None = None
-        self._updates = 0
+        self._updates: int | None = 0
+        """How often the metric had been given a value when it was last looked at; None where that is not known."""
 
     def start(self, loop: Loop) -> None:
         """Begin with a fit."""
@@ -84,7 +85,7 @@ class Trigger:
 
     def _improves(self, loop: Loop) -> bool:
         updates, value = loop.metrics.monitored(self.monitor) if self.monitor else (0, None)
-        if updates == self._updates:
+        if not updates or updates == self._updates:
             return False
         self._updates = updates
         score = self.score(loop.world.broadcast(float(value)))  # type: ignore[arg-type]
@@ -97,12 +98,17 @@ class Trigger:
         """Where the rhythm is, and the best value so far."""
         return {
             "every": None if self.every is None else self.every.state_dict(),
+            "ranked_by": [self.monitor, self.mode],
             "best": self._best,
             "seen": self._updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._best, self._updates = state["best"], state["seen"]
+        monitor, mode = state.get("ranked_by", [self.monitor, self.mode])
+        if (monitor, mode) == (self.monitor, self.mode):
+            self._best, self._updates = state["best"], state["seen"]
+        else:  # which is told as all is that differs
+            self._best, self._updates = None, None
         if self.every is not None and state["every"] is not None:
             self.every.load_state_dict(state["every"])
