@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,13 @@ def declare(cls: type[Plugin]) -> None:
         TypeError: if a declaration is no tuple of names, or an attribute is declared as both.
     """
     own = {kind: cls.__dict__.get(kind, ()) for kind in KINDS}
+    hints = inspect.get_annotations(cls)
     for kind, names in own.items():
-        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        option = kind in hints and "ClassVar" not in str(hints[kind])
+        if option or not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise TypeError(
                 f"{cls.__qualname__}.{kind} must be a tuple of names of attributes, such as {kind} = ('count',); it is "
-                f"{names!r}. An attribute or option of the plugin's own needs another name"
+                f"{'an option' if option else repr(names)}. An attribute or option of the plugin's own needs another name"
             )
     if both := set(own["state"]) & set(own["transient"]):
         raise TypeError(f"{cls.__qualname__} declares {', '.join(sorted(both))} as state and as transient: keep one")

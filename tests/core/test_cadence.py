@@ -15,7 +15,7 @@ class Marks(Plugin):
 
     name = "marks"
     when: Any
-    state: Any = None
+    given: Any = None
 
     def check(self):
         self.every, self.at = Every(self.when), []
@@ -23,8 +23,8 @@ class Marks(Plugin):
     @hookimpl
     def before_fit(self, loop):
         self.every.start(loop)
-        if self.state:
-            loop.global_step, loop.total_batches, loop.epoch, loop.batch_idx, kept = self.state
+        if self.given:
+            loop.global_step, loop.total_batches, loop.epoch, loop.batch_idx, kept = self.given
             self.every.load_state_dict(kept)
 
     @hookimpl

@@ -96,11 +96,11 @@ def test_each_fit_has_its_own_time(clock):
 class Resume(Plugin):
     name = "resume"
     after = ("time_limit",)
-    state: dict
+    given: dict
 
     @hookimpl
     def before_fit(self, loop):
-        loop.plugins[0].load_state_dict(self.state)
+        loop.plugins[0].load_state_dict(self.given)
         assert loop.plugins[0].name == "time_limit"
 
 
