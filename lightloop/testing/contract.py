@@ -57,7 +57,7 @@ class PluginContract:
     """Whether a run with it can be saved and gone on with."""
     unsteady: ClassVar[tuple[str, ...]] = ()
     """Patterns of what no two runs have in common, such as times: ``plugins.mine.seconds``, ``*.mine/per_second``."""
-    boundaries: ClassVar[int | None] = None
+    boundaries: ClassVar[int | None] = 0
     """At how many boundaries between batches a run is killed and resumed; None is all, 0 leaves that test out."""
     processes: ClassVar[int] = 2
     """In how many processes it is run together; 1 leaves that test out."""

@@ -119,8 +119,6 @@ SPECIAL = {
 class Contract(PluginContract):
     """All of them are run in two processes by one launch, one after another."""
 
-    boundaries = 0  # tests/resuming tries each of them with all of its options
-
     @pytest.fixture(autouse=True)
     def _launched(self, request, tmp_path_factory):
         if request.function.__name__ == "test_it_runs_in_several_processes":

@@ -238,18 +238,16 @@ CONTRACTS = """
 import sys
 from lightloop.testing import PluginContract
 for name in sys.modules["os"].environ["FAULTS"].split():
-    attributes = {"plugin": name, "processes": 2 if name in ("good", "apart") else 1, "boundaries": 2, "__module__": __name__}
+    attributes = {"plugin": name, "processes": 2 if name in ("good", "apart") else 1, "__module__": __name__}
     globals()["Test_" + name] = type("Test_" + name, (PluginContract,), attributes)
 from faulty import Misnamed
 class Test_misnamed(PluginContract):
     plugin = Misnamed
     processes = 1
-    boundaries = 0
 """
 NAMES = re.findall(r'name = "(\w+)"', PLUGINS + NEEDY)
 STATE = "test_its_state_goes_through_state_dict"
 RESUMED = "test_a_run_that_is_gone_on_with_is_the_run_that_was_not_stopped"
-KILLED = "test_a_run_that_is_killed_between_two_batches_is_the_run_that_was_not_stopped"
 DISTURBS = "test_it_disturbs_nothing_that_it_does_not_declare"
 SURVIVES = "test_it_survives_a_fit_of_two_batches"
 MARKED = "test_its_hooks_are_called_as_its_author_thinks"
@@ -262,9 +260,8 @@ FAULTS = {
     "forgets": {
         STATE: "load_state_dict(state) and then state_dict() must give the state again",
         RESUMED: "the state of",
-        KILLED: "plugins.forgets.count after batch 2 (epoch 1) is ",
     },
-    "objects": {STATE: "state_dict has what is no plain data: state['what'] is set", RESUMED: "", KILLED: ""},
+    "objects": {STATE: "state_dict has what is no plain data: state['what'] is set", RESUMED: ""},
     "draws": {DISTURBS: "random"},
     "evals": {DISTURBS: "modes", LEAVES: "modes"},
     "doubles": {DISTURBS: "gradients, parameters"},
