@@ -99,14 +99,14 @@ class Logger(Plugin):
                 "failed" if loop.status == "failed" else "interrupted" if loop.status == "interrupted" else "success"
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    @hookimpl(optionalhook=True)
+    def before_save(self) -> None:
         if self._opened:
             self.flush()
         if self._made_in:  # the names of new files
             directory, self._made_in = open_directory(self._made_in), ""
             os.fsync(directory)
             os.close(directory)
-        return super().state_dict()
 
     def _open(self, loop: Loop) -> None:
         self._made_in = str(loop.stash[RUN_DIR])
