@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
+from itertools import chain, count
 from typing import Any, Literal, NamedTuple
 
 from lightloop.notes import add_note, notes_of
@@ -82,7 +83,7 @@ def _line(name: str, impl: Any, answers: Answers, check: Check | None) -> str:
 def _code(source: str, name: str) -> types.CodeType:
     """``source``, compiled; tracebacks and debuggers show its lines."""
     entry = len(source), None, source.splitlines(keepends=True)
-    files = (f"<hook {name}{number}>" for number in ("", *(f" {number}" for number in range(2, 10**6))))
+    files = chain([f"<hook {name}>"], (f"<hook {name} {number}>" for number in count(2)))
     file = next(file for file in files if linecache.cache.setdefault(file, (*entry, file))[:3] == entry)
     return compile(source, file, "exec")
 
