@@ -143,8 +143,8 @@ def whole(tmp_path_factory):
 def goes_on(tmp_path, monkeypatch, mutate):
     real = checkpoint.take
 
-    def take(loop, start):
-        tree = real(loop, start)
+    def take(loop, *how):
+        tree = real(loop, *how)
         if loop.total_batches == AT:
             mutate(tree)
         return tree

@@ -309,7 +309,10 @@ def test_the_environment_speaks_the_same_language(monkeypatch):
     monkeypatch.setenv("LIGHTLOOP_PLUGINS", "throughputt")
     with pytest.raises(PluginError) as info:
         Trainer()
-    assert str(info.value) == "there is no plugin 'throughputt'. Did you mean 'throughput' or 'outputs' or 'tbptt'?"
+    assert str(info.value) == (
+        "there is no plugin 'throughputt'. Did you mean 'throughput' or 'outputs' or 'tbptt'? (LIGHTLOOP_PLUGINS lists "
+        "'throughputt')"
+    )
 
 
 def test_what_the_program_has_set_up_stays():

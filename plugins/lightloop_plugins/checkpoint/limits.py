@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.manifest import STATE, Manifest
@@ -19,7 +20,8 @@ TIMES = 64
 
 def allowance(module: nn.Module) -> int:
     """How many bytes a checkpoint of ``module`` has at most."""
-    return ALWAYS + TIMES * sum(tensor.nbytes for each in (module.parameters(), module.buffers()) for tensor in each)
+    tensors = [tensor for each in (module.parameters(), module.buffers()) for tensor in each if not is_lazy(tensor)]
+    return ALWAYS + TIMES * sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # sparse ones as dense
 
 
 def check_sizes(manifest: Manifest, limit: int | None, what: str) -> None:
