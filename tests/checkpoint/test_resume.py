@@ -106,10 +106,7 @@ class WithState:
         while self.at < 6:
             index = order[self.at]
             self.at += 1
-            yield tuple(
-                torch.as_tensor(part)[None] if i == 0 else part[None].expand(2, *part.shape)
-                for i, part in enumerate(data[index])
-            )
+            yield tuple((part := torch.as_tensor(each)).expand(2, *part.shape) for each in data[index])
         self.epoch, self.at = self.epoch + 1, 0
 
     def state_dict(self):
