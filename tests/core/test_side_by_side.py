@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lightloop import Module, Plugin, Trainer, hookimpl
+from lightloop.side_by_side import SideBySide
 from lightloop.testing import classification_batches
 
 EPOCHS = 2
@@ -277,3 +280,11 @@ def test_the_modules_own_hooks_see_all_of_them_as_one():
     assert module.seen == (True, 0, 2)
     assert [optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers] == [0.01, 0.01]
     assert all(each.grad is None for each in module.parameters())
+
+
+def test_a_copy_changes_nothing_for_the_others():
+    module = made()
+    optimizers = SideBySide(module.configure_optimizers())
+    copied = pickle.loads(pickle.dumps(optimizers))
+    assert repr(copied) == repr(copy.deepcopy(optimizers)) == repr(optimizers)
+    assert Trainer(["-*"]).fit(module, DATA).global_step == len(DATA)
