@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lightloop import Module, Plugin, Trainer, hookimpl
+from lightloop import Module, Plugin, Trainer, hookimpl, read_setup
 from lightloop.side_by_side import SideBySide
 from lightloop.testing import classification_batches
 
@@ -284,7 +284,7 @@ def test_the_modules_own_hooks_see_all_of_them_as_one():
 
 def test_a_copy_changes_nothing_for_the_others():
     module = made()
-    optimizers = SideBySide(module.configure_optimizers())
+    optimizers = SideBySide(read_setup(module.configure_optimizers(), module).optimizers)
     copied = pickle.loads(pickle.dumps(optimizers))
     assert repr(copied) == repr(copy.deepcopy(optimizers)) == repr(optimizers)
     assert Trainer(["-*"]).fit(module, DATA).global_step == len(DATA)
