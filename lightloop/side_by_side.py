@@ -54,8 +54,9 @@ class SideBySide(Optimizer):
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)  # torch's own would put its hooks around this class's step, of every instance
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Torch's own way forgets the optimizers, and puts hooks around this class's step, for all instances.
+        return type(self), (self.optimizers,)
 
     def __repr__(self) -> str:
         return f"SideBySide({', '.join(type(optimizer).__name__ for optimizer in self.optimizers)})"
