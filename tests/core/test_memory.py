@@ -35,9 +35,8 @@ class Large(Module):
 
     def look(self, *own):
         self.alive.append(sum(each() is not None for each in self.returned))
-        tensors = {
-            each.data_ptr(): each.untyped_storage().nbytes() for each in gc.get_objects() if type(each) is Tensor
-        }
+        dense = [each for each in gc.get_objects() if type(each) is Tensor and each.layout is torch.strided]
+        tensors = {each.data_ptr(): each.untyped_storage().nbytes() for each in dense if each.device.type == "cpu"}
         self.bytes.append(sum(tensors.values()))
 
     def configure_optimizers(self):

@@ -50,8 +50,8 @@ OPTIONS = {
     "trace": {"to": True},
 }
 """With which they do what they are for; the rest needs none."""
-OTHERS = {"swa": ["duration"], "devices": ["ddp"]}
-TRAINER = {"swa": {"max_epochs": 2}}
+OTHERS = {"swa": ["duration"], "time_limit": ["duration"], "devices": ["ddp"]}
+TRAINER = {"swa": {"max_epochs": 2}, "time_limit": {"max_epochs": 1}}
 NO_GPU = None if torch.cuda.is_available() else "there is no GPU of NVIDIA's"
 CANNOT_RUN = {
     "cuda": NO_GPU,

@@ -68,4 +68,5 @@ def test_a_wrapper_that_answers_in_place_of_an_error_is_not_disabled():
             raise RuntimeError("no")
 
     trainer = Trainer(["-*", Calms])
-    assert trainer.fit(Net(), probe_batches(1)).disabled == {}
+    with pytest.warns(UserWarning, match="nothing was trained in epoch 0"):
+        assert trainer.fit(Net(), probe_batches(1)).disabled == {}

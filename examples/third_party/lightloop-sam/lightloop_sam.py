@@ -62,7 +62,7 @@ class Sam(Plugin):
         sizes = [parameter.abs() for parameter in own] if self.adaptive else None
         scaled = gradients if sizes is None else [one * size for one, size in zip(gradients, sizes, strict=True)]
         norm = total_norm(scaled, 2.0)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of parameters that are sharded
+        norm = getattr(norm, "full_tensor", lambda whole=norm: whole)()  # of parameters that are sharded
         for index, parameter in enumerate(own):
             climb = scaled[index] if sizes is None else scaled[index] * sizes[index]
             parameter.add_(climb * (self.rho / (norm + 1e-12)).to(parameter.device, parameter.dtype))
