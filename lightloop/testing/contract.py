@@ -253,7 +253,7 @@ class PluginContract:
         if "waiting" in self.kind().disturbs:
             return
         counts: list[list[str]] = []
-        for batches in (2, 6):
+        for batches in (12, 16):  # what is looked at once, such as the first samples, is the same for both
             plugin = self.make()
             with count_syncs() as syncs:
                 self.made(plugin).fit(self.module(), self.data(batches))

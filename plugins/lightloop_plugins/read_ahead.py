@@ -12,9 +12,9 @@ class ReadAhead(Plugin):
     """Read one batch ahead of loaders that have no ``len()``; of others the last batch is known anyway.
 
     Without it, ``loop.is_last_batch`` is False for every batch of such a loader, and a window that is open when the data
-    ends is closed behind its last batch. The numbers of one
-    optimizer are the same; of several with a forward each, such windows are all closed when the data has ended. Leave it out where data is made with the module that is
-    trained: the batch read ahead is made before the step on the one before it.
+    ends is closed behind its last batch. The numbers of one optimizer are the same; of several with a forward each, such
+    windows are all closed when the data has ended. Leave it out where data is made with the module that is trained: the
+    batch read ahead is made before the step on the one before it.
     """
 
     name = "read_ahead"
