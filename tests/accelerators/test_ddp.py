@@ -123,6 +123,10 @@ class Shared(Module):
         return [torch.optim.Muon(matrices, lr=0.1), torch.optim.AdamW(rest, lr=0.1)]
 
 
+KEPT = []
+"""Lives until the process ends: torch takes a process group down with the GIL held, for which gloo's thread may wait."""
+
+
 def one_loss(accumulate):
     from torch.nn.parallel import DistributedDataParallel
 
@@ -148,7 +152,7 @@ def one_loss(accumulate):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-    torch.distributed.destroy_process_group()
+    KEPT.append(parallel)
     return [torch.equal(*pair) for pair in zip(module.parameters(), hand.parameters(), strict=True)], len(late)
 
 
