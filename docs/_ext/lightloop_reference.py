@@ -263,6 +263,8 @@ def documented(module: Any, name: str) -> str:
         body = body if name in INHERIT else rst(f".. autoclass:: {full}\n   :members:")
     elif inspect.isroutine(value):
         body = rst(f".. autofunction:: {full}")
+    elif isinstance(value, dict):  # of which autodata would show what Python says of every dict
+        body = "| | |\n|---|---|\n" + "".join(f"| `{key}` | {meaning} |\n" for key, meaning in value.items())
     else:
         body = rst(f".. autodata:: {full}")
     return f"## {name}\n\n{body}"

@@ -107,6 +107,7 @@ def test_a_run_that_fails_says_so_and_keeps_its_rows(tmp_path, store, error, sta
     assert run.info.status == status
 
 
+@pytest.mark.filterwarnings("ignore:checkpoint .* is of another run than this:UserWarning")  # with a new hyperparameter
 def test_a_resumed_run_goes_on_in_its_old_one(tmp_path, store):
     options = {"default_root_dir": str(tmp_path), "log_every_n_steps": 1, "logger": "mlflow", "run_name": "a"}
     kept = [*COMPANY, "checkpoint"]
