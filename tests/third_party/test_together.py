@@ -45,7 +45,7 @@ def test_what_is_installed_costs_a_run_nothing_until_it_is_asked_for(off):
 
 def test_the_order_is_the_same_however_they_are_listed():
     company = ["csv", "run_dir", "log_every", "validation", "checkpoint", *NAMES]
-    order = ["log_every", "run_dir", "csv", "mlflow", "validation", "optuna", "checkpoint", "wandb"]
+    order = ["run_dir", "csv", "mlflow", "wandb", "log_every", "validation", "optuna", "checkpoint"]
     assert_order(company, *order)
 
 
