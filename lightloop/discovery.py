@@ -16,7 +16,7 @@ from lightloop.found import OWN_DISTRIBUTION, Found, PluginError, unsuited
 from lightloop.local import LOCAL, local_plugins
 from lightloop.nearest import nearest
 from lightloop.plugin import Plugin
-from lightloop.warning import warn
+from lightloop.warning import NOT_THE_USERS, warn
 
 GROUP = "lightloop.plugins"
 """The group of entry points."""
@@ -182,6 +182,8 @@ def _loaded(found: Found, entry: EntryPoint) -> Found:
             raise PluginError(reason)
     except (Exception, SystemExit) as error:
         return replace(found, error=error)
+    if found.distribution == OWN_DISTRIBUTION:
+        NOT_THE_USERS.add(plugin.__module__.partition(".")[0])
     plugin.distribution = f"{found.distribution} {found.version}".rstrip()
     return replace(found, plugin=plugin)
 

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterator
 from types import FrameType
 
-NOT_THE_USERS = {"lightloop", "lightloop_plugins", "pluggy", "torch", *sys.stdlib_module_names}
-"""The packages that stand between a user's line and a warning."""
+NOT_THE_USERS = {"lightloop", "pluggy", "torch", *sys.stdlib_module_names}
+"""The packages that stand between a user's line and a warning; discovery adds those of the built-in plugins."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -41,4 +41,4 @@ def _is_users(frame: FrameType, own: str | None) -> bool:
     return name is not None and name.partition(".")[0] not in NOT_THE_USERS and frame.f_code.co_filename != own
 
 
-__all__ = ["warn"]
+__all__ = ["NOT_THE_USERS", "warn"]
