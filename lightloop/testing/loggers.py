@@ -65,7 +65,7 @@ class LoggerContract(PluginContract):
             trainer = Trainer(plugins, run_version=run, resume=resume, **options)
             trainer.fit(Probe(), probe_batches(6))
 
-        status = _in_child(work)
+        status = in_child(work)
         assert status == (0 if kill_after is None else -signal.SIGKILL), "the run failed; its error is above"
 
     def _see(self, found: list[Row], wanted: list[Row], when: str, least: bool = False) -> None:
@@ -104,7 +104,7 @@ def _expected() -> list[Row]:
     return [(batch + 1, name, value) for batch in range(6) for name, value in _row(batch).items()]
 
 
-def _in_child(work: Callable[[], Any]) -> int:
+def in_child(work: Callable[[], Any]) -> int:
     """Run ``work`` in a forked process; its exit status, negative for the signal that ended it."""
     pid = os.fork()
     if pid == 0:

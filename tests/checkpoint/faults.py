@@ -4,8 +4,8 @@ import errno
 import inspect
 import os
 import signal
-import traceback
 
+from lightloop.testing.loggers import in_child
 from lightloop_plugins.checkpoint.disk import Disk
 
 CALLS = [
@@ -48,16 +48,4 @@ for _name in CALLS:
     setattr(FaultyDisk, _name, _faulty(_name))
 
 
-def in_child(work):
-    """Run ``work`` in a forked child; its exit status, negative for the signal that ended it."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+__all__ = ["CALLS", "FaultyDisk", "in_child"]
