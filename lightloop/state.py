@@ -236,7 +236,7 @@ class State(Control):
     def fold_metrics(self) -> dict[str, float]:
         """Make numbers of what was logged for the epoch, which monitors see from then on; all ranks must call it.
 
-        The loop does so after the last batch, before ``after_epoch``; whoever logs for the epoch later calls it again.
+        The loop does so after the last batch, before ``after_epoch``; a plugin that logs for the epoch later calls it again.
         Returns the metrics that are new; :attr:`epoch_metrics` has them all.
         """
         means = self.metrics.take_epoch(self.world)

@@ -48,7 +48,7 @@ class ReloadData(Plugin):
     def epoch_batches(self, loop: Loop, epoch: int) -> Generator[None, float | None, float | None]:
         batches = yield
         if batches != loop.num_batches or epoch - self.loaded_at < self.epochs:
-            return batches  # somebody knows it, or it is that of the loader which is there
+            return batches  # another plugin knows it, or it is that of the loader which is there
         return math.inf  # the next loader may have another length
 
     @hookimpl

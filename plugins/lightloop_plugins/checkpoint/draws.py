@@ -27,7 +27,7 @@ class Watch:
         self.stream = stream
         self.moved: dict[int, bytes] = {}
         self._calm = True
-        """Whether nobody has drawn from it yet; then it is enough to look at it once a read."""
+        """Whether nothing has been drawn from it yet; then it is enough to look at it once a read."""
         self._last: bytes | None = None
         self._now = b""
 
@@ -55,7 +55,7 @@ class Watch:
             self._settle(read, self.stream.take())
 
     def _settle(self, read: int, now: bytes) -> None:
-        if self._last is not None and now != self._last:  # by that read or by others: nobody knows
+        if self._last is not None and now != self._last:  # by that read or by other code, which cannot be told apart
             self.moved[read], self._calm, self._last = self._last, False, None
 
     def begin(self, moved: Mapping[int, bytes]) -> None:

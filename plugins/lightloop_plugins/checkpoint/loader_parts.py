@@ -56,7 +56,7 @@ def begin(loader: DataLoader[Any], indices: Any) -> Iterator[Any]:
     """Begin to read ``loader`` by ``indices`` in place of its sampler's; afterwards it has its own again."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     own, workers = vars(loader)[name], loader._iterator
-    vars(loader)[name] = indices  # torch lets nobody set it
+    vars(loader)[name] = indices  # torch refuses to set it
     if workers is not None:
         workers._index_sampler = indices
     try:
