@@ -15,8 +15,8 @@ from lightloop import BusyError, Key, Loop, Plugin, Writer, hookimpl, option
 
 RUN_DIR: Key[Path] = Key("run_dir.path")
 """The directory of the run, the same on every rank; in a fit from the first before_epoch on, otherwise from
-before_evaluation on. Whoever needs it says ``requires = ("run_dir",)``; where nobody does, none is made. No other process
-writes in it. Whoever knows which run is gone on with sets it before."""
+before_evaluation on. A plugin that needs it says ``requires = ("run_dir",)``; where no plugin does, none is made. No other
+process writes in it. A plugin that knows which run is resumed sets it before."""
 RUN_HOLD: Key[Callable[[Path], bool]] = Key("run_dir.hold")
 """There from setup on where there will be a directory: takes the right to write in that of a run that is gone on with, so
 that the plugin that reads it may change it; False where this run goes on in another. It is called on the main rank."""

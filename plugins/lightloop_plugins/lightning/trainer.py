@@ -55,7 +55,7 @@ class View:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The latest values, as tensors that nobody has waited for; of an epoch, or a pass, once its batches are done."""
+        """The latest values, as tensors that have not been read; of an epoch, or a pass, once its batches are done."""
         metrics, evaluation = self._loop.metrics, self._loop.evaluation
         over = self._log.of_epoch if evaluation is None else evaluation.batch is None
         if over:
