@@ -27,7 +27,7 @@ from lightloop.toolkit.cadence import Every
 from lightloop.toolkit.callback import Callback
 from lightloop.toolkit.containers import map_leaves
 from lightloop.toolkit.files import open_directory, open_handle, open_in, replace_in
-from lightloop.toolkit.loaders import Limited, remade
+from lightloop.toolkit.loaders import Around, Limited, remade
 from lightloop.toolkit.naming import apart
 from lightloop.toolkit.samples import take_samples
 from lightloop.toolkit.tensors import elements, find_nonfinite, frozen
@@ -39,6 +39,7 @@ from lightloop.world import World
 
 __all__ = [
     "ROLES",
+    "Around",
     "BusyError",
     "Callback",
     "Evaluation",

@@ -12,15 +12,30 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from lightloop.data import iter_from
 
 
-class Limited:
+class Around:
+    """The base of a loader around ``loader``: what it has not itself is the loader's."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
+class Limited(Around):
     """The first ``limit`` batches of ``loader``, which is asked for no more; what else it has is the loader's own."""
 
     def __init__(self, loader: Iterable[Any], limit: int) -> None:
-        self.loader = loader
+        super().__init__(loader)
         self.limit = limit
 
     def __len__(self) -> int:
-        return min(len(self.loader), self.limit)  # type: ignore[arg-type]
+        return min(len(self.loader), self.limit)
 
     @property
     def most(self) -> int:
@@ -33,11 +48,6 @@ class Limited:
     def iter_from(self, skip: int) -> Iterator[Any]:
         """The batches after the first ``skip``."""
         return itertools.islice(iter_from(self.loader, skip), max(0, self.limit - skip))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
 
 
 def remade(loader: DataLoader[Any], sampler: Sampler[Any] | None = None, **changes: Any) -> DataLoader[Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from typing import Any
 
-from lightloop import Loop, Plugin, hookimpl, option, size_of
+from lightloop import Around, Loop, Plugin, hookimpl, option, size_of
 
 
 class ReadAhead(Plugin):
@@ -32,20 +32,9 @@ class ReadAhead(Plugin):
         return Ahead(loader) if size_of(loader) is None else loader
 
 
-class Ahead:
-    """``loader``, marked as one of which a batch is read ahead; what else it has is the loader's own."""
+class Ahead(Around):
+    """``loader``, marked as one of which a batch is read ahead."""
 
     reads_ahead = True
     passes_on = True
     """That batches are what the loader gives, for those who resume it."""
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightloop import Loop, warn
+from lightloop import Around, Loop, warn
 from lightloop_plugins.checkpoint.errors import put_back
 from lightloop_plugins.checkpoint.loader_parts import generators_in, revive
 from lightloop_plugins.checkpoint.random_state import set_all, set_global
@@ -41,7 +41,7 @@ def restore_evaluation(loop: Loop, state: Mapping[str, Any]) -> None:
             set_all(generators_in(loader), saved[name]["generators"])
 
 
-class Resumed:
+class Resumed(Around):
     """A loader that reads on from a place, for one epoch; every random number is then where it was.
 
     Args:
@@ -55,8 +55,8 @@ class Resumed:
     def __init__(
         self, reading: Reading, batches: int, state: Mapping[str, Any], now: Mapping[str, Any], what: str
     ) -> None:
+        super().__init__(reading.loader)
         self.reading = reading
-        self.loader = reading.loader
         self._state = state
         self._now = now
         self._what = what
@@ -72,11 +72,6 @@ class Resumed:
 
     def __len__(self) -> int:
         return len(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iter_from(0)

@@ -18,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightloop import Limited, size_of
+from lightloop import Around, Limited, size_of
 from lightloop_plugins.checkpoint.draws import Draws, Reads, Repeatable
 from lightloop_plugins.checkpoint.loader_parts import begin, generators_in, persistent_in
 from lightloop_plugins.checkpoint.random_state import take_all, take_global
@@ -28,11 +28,11 @@ _AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRando
 """Samplers that draw from global random numbers when an epoch begins, and never later."""
 
 
-class Reading:
+class Reading(Around):
     """One epoch of ``loader``: what decides its order, and what its reads have drawn; read in place of the loader."""
 
     def __init__(self, loader: Any) -> None:
-        self.loader = loader
+        super().__init__(loader)
         self.inner = inner = innermost(loader)
         self.kind = kind_of(loader)
         self.by_index = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
@@ -42,11 +42,6 @@ class Reading:
 
     def __len__(self) -> int:
         return len(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
         """From the beginning, with an eye on what is drawn, where that has to be."""
