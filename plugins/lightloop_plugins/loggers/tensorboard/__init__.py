@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,8 +49,9 @@ class TensorBoard(Logger):
     def open(self, loop: Loop, directory: Path) -> None:
         from lightloop_plugins.loggers.tensorboard.events import summary_writer
 
-        # Files are read in the order of their names. No other has this one, and no link that was put there before.
-        suffix = f".{loop.total_batches:09d}.{uuid.uuid4().hex[:12]}"
+        # Files are read in the order of their names, which tensorboardX begins with the second. No other file has this
+        # name, and no link that was put there before.
+        suffix = f".{time.time_ns()}.{uuid.uuid4().hex[:12]}"
         purge = loop.global_step if self._resumed else None  # what is at this step and later comes again
         self._writer = summary_writer(directory, suffix, self.flush_seconds, purge)
         again = self._rows if self._resumed and self._step == purge else []
