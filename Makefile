@@ -84,7 +84,7 @@ bench: $(STAMP)  ## Measure what a batch costs beside other libraries: make benc
 		OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compare.py --python $$python $(ARGS)
 
 docs: $(VENV)/.stamp-docs  ## Build the documentation; a warning is an error
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
 
 pictures: $(VENV)/.stamp-docs  ## Draw the pictures of the documentation anew
 	OMP_NUM_THREADS=1 $(BIN)/python docs/_make/pictures.py $(ARGS)

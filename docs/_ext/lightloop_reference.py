@@ -330,8 +330,8 @@ def fill(app: Any, page: str, source: list[str]) -> None:
 
 
 def label(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Make a list of fields of the labelled lines of a hook's docstring, whose next lines are indented."""
-    if not name.startswith("lightloop.Hooks."):
+    """Make a list of fields of the labelled lines of a hook's docstring, the loop's or a plugin's."""
+    if not hasattr(thing, "lightloop_spec"):
         return
     first = True
     for index, line in enumerate(list(lines)):

@@ -124,6 +124,7 @@ VALUES = {
 }
 """Legal values that neither the type nor the default tells."""
 TURNED_ON = {
+    "time_limit": {"max_epochs": 1},
     "accelerator": {"plugins": ["accelerator"]},
     "batch_size_find": {"auto_scale_batch_size": True},
     "clip": {"gradient_clip_val": 0.1},

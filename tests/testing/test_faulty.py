@@ -1,5 +1,6 @@
 """Faulty plugins fail the contract, each for its own fault and for nothing else."""
 
+import fcntl
 import os
 import re
 import subprocess
@@ -297,8 +298,24 @@ CANNOT_RUN = {
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """What each plugin fails, and why."""
-    folder = tmp_path_factory.mktemp("faulty")
+    """What each plugin fails, and why; the processes of pytest-xdist share one run."""
+    top = tmp_path_factory.getbasetemp()
+    output = (top.parent if "PYTEST_XDIST_WORKER" in os.environ else top) / "faulty.out"
+    with open(f"{output}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not output.exists():
+            output.write_text(contracts_of_all(tmp_path_factory.mktemp("faulty")))
+    found = {}
+    for name, test, why in re.findall(
+        r"^FAILED \S+::Test_(\w+)::(\w+)(?: - (.*))?$", output.read_text(), flags=re.MULTILINE
+    ):
+        found.setdefault(name, {})[test] = why
+    assert found, output.read_text()
+    return found, output.read_text()
+
+
+def contracts_of_all(folder):
+    """What pytest prints of the contracts of all of them, which are installed in ``folder``."""
     (folder / "faulty.py").write_text(PLUGINS)
     (folder / "needy.py").write_text(NEEDY)
     (folder / "test_faulty_contracts.py").write_text(CONTRACTS)
@@ -322,11 +339,7 @@ def failures(tmp_path_factory):
         check=False,
         timeout=300,
     )
-    found = {}
-    for name, test, why in re.findall(r"^FAILED \S+::Test_(\w+)::(\w+)(?: - (.*))?$", done.stdout, flags=re.MULTILINE):
-        found.setdefault(name, {})[test] = why
-    assert found, done.stdout + done.stderr
-    return found, done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.mark.processes
