@@ -1,26 +1,33 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
-from lightloop.contexts import context
-from lightloop.data import size_of, with_is_last
-from lightloop.discovery import discover
-from lightloop.dispatch import Relay
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate
-from lightloop.found import Found, PluginError
+from lightloop.exceptions import add_note, context
 from lightloop.gradients import clip_norm_, scale_, total_norm
 from lightloop.hookspecs import Hooks, hookimpl, hookspec
+from lightloop.host.discovery import discover
+from lightloop.host.dispatch import Relay
+from lightloop.host.found import Found, PluginError
+from lightloop.host.options import option
+from lightloop.host.order import OrderError, in_order
+from lightloop.host.plugin import Plugin
+from lightloop.host.roles import ROLES
+from lightloop.inputs.data import size_of, with_is_last
+from lightloop.inputs.optimizers import (
+    Schedule,
+    Setup,
+    needs_closure,
+    parameters_of,
+    read_setup,
+    searches_line,
+    takes_closure,
+)
+from lightloop.inputs.samples import batch_size, describe, is_collated
+from lightloop.inputs.signatures import Fixed, Step, bind, defined, takes
 from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
 from lightloop.module import Module
-from lightloop.notes import add_note
-from lightloop.optimizers import Schedule, Setup, needs_closure, parameters_of, read_setup, searches_line, takes_closure
-from lightloop.order import OrderError, in_order
-from lightloop.plugin import Plugin
-from lightloop.plugin_options import option
 from lightloop.randomness import keep_random, seed_everything
 from lightloop.replay import refuse_closures, replay
-from lightloop.roles import ROLES
-from lightloop.samples import batch_size, describe, is_collated
-from lightloop.signatures import Fixed, Step, bind, defined, takes
 from lightloop.stash import Key, Stash
 from lightloop.toolkit.amounts import seconds_of
 from lightloop.toolkit.cadence import Every

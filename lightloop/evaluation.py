@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lightloop.contexts import context
-from lightloop.data import as_loaders, check_loader, with_is_last
+from lightloop.exceptions import add_note, context
+from lightloop.inputs.data import as_loaders, check_loader, with_is_last
+from lightloop.inputs.signatures import Argument, Fixed, Step, bind, defined
 from lightloop.metrics import Running
-from lightloop.notes import add_note
 from lightloop.randomness import keep_random
-from lightloop.signatures import Argument, Fixed, Step, bind, defined
 
 if TYPE_CHECKING:
     from lightloop.state import Stage, State

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from torch import Tensor
 
+from lightloop.host.class_checks import HOOKS
+
 if TYPE_CHECKING:
     from lightloop.evaluation import Evaluation
+    from lightloop.inputs.optimizers import Setup
     from lightloop.loop import Loop
-    from lightloop.optimizers import Setup
 
 hookspec = pluggy.HookspecMarker("lightloop")
 hookimpl = pluggy.HookimplMarker("lightloop")
@@ -410,3 +412,6 @@ class Hooks:
         When: last of all, for each plugin whose setup began, in reverse order.
         May change: everything of one's own.
         """
+
+
+HOOKS.update(name for name, spec in vars(Hooks).items() if hasattr(spec, "lightloop_spec"))

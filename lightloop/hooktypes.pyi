@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from torch import Tensor
 
 from lightloop.evaluation import Evaluation
+from lightloop.inputs.optimizers import Setup
 from lightloop.loop import Loop
-from lightloop.optimizers import Setup
 
 T = TypeVar("T")
 R = TypeVar("R", covariant=True)

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from lightloop.gradients import Weight, scale_, seed_for
-from lightloop.optimizers import Setup, takes_closure
+from lightloop.inputs.optimizers import Setup, takes_closure
+from lightloop.inputs.signatures import bind, takes
+from lightloop.inputs.steps import read_output
 from lightloop.replay import remember
-from lightloop.signatures import bind, takes
 from lightloop.state import State
-from lightloop.steps import read_output
 from lightloop.window import windows_for
 
 

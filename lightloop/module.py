@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from lightloop.discovery import discover
-from lightloop.found import PluginError
+from lightloop.host.discovery import discover
+from lightloop.host.found import PluginError
 from lightloop.loop import Loop
 from lightloop.metrics import Number
 

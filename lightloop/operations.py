@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightloop.data import with_is_last
 from lightloop.gradients import differentiate, total_norm
-from lightloop.hookspecs import hookimpl
-from lightloop.optimizers import Setup, read_setup
+from lightloop.hookspecs import Hooks, hookimpl
+from lightloop.host.manager import Manager
+from lightloop.host.plugin import Plugin
+from lightloop.inputs.data import with_is_last
+from lightloop.inputs.optimizers import Setup, read_setup
+from lightloop.inputs.signatures import defined
 from lightloop.replay import Closure
-from lightloop.signatures import defined
 
 if TYPE_CHECKING:
     from lightloop.evaluation import Evaluation
@@ -107,3 +109,8 @@ class Operations:
     @hookimpl
     def evaluate_batch(self, loop: Loop, evaluation: Evaluation) -> Any:
         return evaluation.step(loop)
+
+
+def manage(plugins: Sequence[Plugin], absent: Sequence[type[Plugin]] = ()) -> Manager:
+    """The manager of live ``plugins`` of this loop; ``absent`` ones have a say in the order."""
+    return Manager(plugins, Operations(), Hooks, absent)

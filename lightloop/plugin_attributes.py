@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightloop.discovery import discover
-from lightloop.keywords import known_options
+from lightloop.host.discovery import discover
+from lightloop.host.keywords import known_options
+from lightloop.host.nearest import nearest
+from lightloop.host.options import default_of, options_of
+from lightloop.host.plugin import Plugin
+from lightloop.host.roles import ROLES
 from lightloop.loop import Loop
-from lightloop.nearest import nearest
-from lightloop.plugin import Plugin
-from lightloop.plugin_options import default_of, options_of
-from lightloop.roles import ROLES
 from lightloop.warning import warn
 
 

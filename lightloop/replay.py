@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightloop.optimizers import parameters_of, searches_line, takes_closure
+from lightloop.inputs.optimizers import parameters_of, searches_line, takes_closure
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop

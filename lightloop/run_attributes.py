@@ -9,18 +9,17 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightloop.dispatch import Relay
+from lightloop.inputs.optimizers import Schedule
 from lightloop.loop import Loop
 from lightloop.metrics import fetch
-from lightloop.optimizers import Schedule
-from lightloop.state import Stage
+from lightloop.state import HookRelay, Stage
 
 SET = "trainer.should_stop was set"
 
 
 def idle_loop(stage: Stage = "fit") -> Loop:
     """A loop that works on nothing: all it has is what a run begins with."""
-    idle = Loop(cast(nn.Module, None), cast(Relay, None), (), stage)
+    idle = Loop(cast(nn.Module, None), cast(HookRelay, None), (), stage)
     idle.status = "finished"
     return idle
 

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightloop.control import Control
-from lightloop.data import check_loader, check_one, size_of
-from lightloop.dispatch import Relay
 from lightloop.gradients import Weight
+from lightloop.hookspecs import Hooks
+from lightloop.host.dispatch import Relay
+from lightloop.host.plugin import Plugin
+from lightloop.inputs.data import check_loader, check_one, size_of
+from lightloop.inputs.optimizers import Schedule
+from lightloop.inputs.samples import batch_size, checked, describe, is_collated
+from lightloop.inputs.signatures import Argument, Step
 from lightloop.metrics import Metrics, Number, Reduce, Running
-from lightloop.optimizers import Schedule
-from lightloop.plugin import Plugin
-from lightloop.samples import batch_size, checked, describe, is_collated
 from lightloop.side_by_side import SideBySide, in_order_of
-from lightloop.signatures import Argument, Step
 from lightloop.stash import Stash
 from lightloop.warning import warn
 from lightloop.window import Window
@@ -32,6 +33,10 @@ Status = Literal["running", "finished", "stopped", "interrupted", "failed"]
 Stage = Literal["fit", "validate", "test", "predict"]
 
 
+class HookRelay(Hooks, Relay):
+    """A relay as type checkers see it: with the hooks of the loop, under their names."""
+
+
 class State(Control):
     """The shared state of a run; every attribute is set here, but for what is asked of it.
 
@@ -40,7 +45,7 @@ class State(Control):
     ``global_step`` counts the windows whose step was applied and rises just before ``after_step``.
     """
 
-    def __init__(self, module: nn.Module, hook: Relay, plugins: Sequence[Plugin], stage: Stage = "fit") -> None:
+    def __init__(self, module: nn.Module, hook: HookRelay, plugins: Sequence[Plugin], stage: Stage = "fit") -> None:
         super().__init__()
         self.module = module
         self.module_name = type(module).__name__

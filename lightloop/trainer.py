@@ -5,28 +5,27 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
-from lightloop.choosing import choose, tell
-from lightloop.contexts import context
-from lightloop.discovery import discover
 from lightloop.evaluation import STEPS, Evaluation, evaluate
-from lightloop.listing import Entry, Listing, from_environment
+from lightloop.exceptions import add_note, context
+from lightloop.host.choosing import choose, tell
+from lightloop.host.discovery import discover
+from lightloop.host.listing import Entry, Listing, from_environment
+from lightloop.host.manager import Manager
+from lightloop.host.plugin import Plugin
+from lightloop.host.selection import absent
+from lightloop.inputs.signatures import defined
 from lightloop.loop import Loop
-from lightloop.manager import Manager
 from lightloop.metrics import fetch
 from lightloop.module import Module
-from lightloop.notes import add_note
-from lightloop.operations import Operations
-from lightloop.plugin import Plugin
+from lightloop.operations import manage
 from lightloop.plugin_attributes import PluginAttributes
 from lightloop.run_attributes import RunAttributes, idle_loop
-from lightloop.selection import absent
-from lightloop.signatures import defined
-from lightloop.state import Stage, Status
+from lightloop.state import HookRelay, Stage, Status
 from lightloop.warning import warn
 from lightloop.world import World
 
@@ -83,7 +82,8 @@ class Trainer(RunAttributes, PluginAttributes):
             raise TypeError(f"plugins must be a list of plugins; it is {plugins!r}. Options are given by keyword")
         self._listed = tuple(plugins)
         self._options = options
-        self.plugins = self._chosen({})
+        self._manager: Manager | None = self._chosen({})
+        self.plugins = self._manager.plugins
         """The live plugins, in order."""
         self.loop: Loop | None = None
         """The latest run."""
@@ -139,15 +139,15 @@ class Trainer(RunAttributes, PluginAttributes):
         """For each hook in the order of a run: who is called, in which order, and what put it there."""
         return manager_of(self).explain()
 
-    def _chosen(self, options: Mapping[str, Any]) -> list[Plugin]:
+    def _chosen(self, options: Mapping[str, Any]) -> Manager:
         found = discover()
-        live = tell(choose(found, self._listed, {**self._options, **options}, from_environment()))
+        manager = tell(choose(found, self._listed, {**self._options, **options}, manage, from_environment()))
         self._arguments = {
             argument: f"plugin {name!r} offers it and is not in this run"
             for name, each in found.items()
             for argument in (each.plugin.arguments if each.plugin else ())
         }
-        return live
+        return manager
 
     def _loop(
         self,
@@ -162,8 +162,8 @@ class Trainer(RunAttributes, PluginAttributes):
                 f"this Trainer is in the middle of a run, so it cannot {stage} as well: use another Trainer for that; in a "
                 'plugin, evaluate(loop, "validate") runs the validation of the fit'
             )
-        manager = Manager(self._chosen(options) if options else self.plugins, Operations())
-        self.loop = Loop(module, manager.hook, manager.plugins, stage)
+        manager = self._chosen(options) if options else manager_of(self)
+        self.loop = Loop(module, cast(HookRelay, manager.relay()), manager.plugins, stage)
         self.loop.trainer = self
         self.loop.absent_arguments |= self._arguments
         self.loop.eval_sources = {name: source for name, source in sources.items() if source is not None}
@@ -188,7 +188,7 @@ class Trainer(RunAttributes, PluginAttributes):
         endings = ("after_fit", "teardown") if loop.stage == "fit" else ("teardown",)
         with _known_to(loop.module, loop):
             try:
-                loop.hook.begin(loop.plugins, begun, loop=loop)
+                loop.hook.begin(loop.plugins, begun, lambda: loop.world.is_main, loop=loop)
                 result = work()
                 if loop.stage != "fit":
                     loop.status = "finished"
@@ -203,21 +203,25 @@ class Trainer(RunAttributes, PluginAttributes):
 
     def __getstate__(self) -> dict[str, Any]:
         if self.loop is None or not self._running:
-            return {**vars(self), "loop": None}
+            return {**vars(self), "loop": None, "_manager": None}
         # What plugins hold in the midst of a run is of this process: the copy chooses its own.
-        return {**vars(self), "loop": _place_of(self.loop), "plugins": None}
+        return {**vars(self), "loop": _place_of(self.loop), "plugins": None, "_manager": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self.loop is not None:
-            self.loop.plugins = self.plugins = self._chosen({})
+            self._manager = self._chosen({})
+            self.loop.plugins = self.plugins = self._manager.plugins
 
 
 def manager_of(trainer: Trainer) -> Manager:
-    """A manager of the live plugins of ``trainer`` that can explain their order."""
-    found = discover()
-    listed = Listing(found, trainer._listed).classes
-    return Manager(trainer.plugins, Operations(), absent(trainer.plugins, found, listed))
+    """The manager of the live plugins of ``trainer``; made anew in a copy, or for other plugins."""
+    manager = trainer._manager
+    if manager is None or manager.plugins != trainer.plugins:
+        found = discover()
+        listed = Listing(found, trainer._listed).classes
+        manager = trainer._manager = manage(trainer.plugins, absent(trainer.plugins, found, listed))
+    return manager
 
 
 def _check_module(module: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightloop.gradients import Weight
-from lightloop.optimizers import Setup, needs_closure
+from lightloop.inputs.optimizers import Setup, needs_closure
 from lightloop.side_by_side import SideBySide
 from lightloop.warning import warn
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightloop import ROLES, discover
-from lightloop.plugin_options import OPTION, options_of
+from lightloop.host.options import OPTION, options_of
 
 ROOT = Path(__file__).parent.parent
 OURS = {name: found for name, found in discover().items() if found.distribution == "lightloop"}
@@ -48,7 +48,8 @@ def test_warnings_point_at_the_users_line(folder):
 
 def test_every_file_of_the_core_has_its_place_in_the_readme():
     listed = re.findall(r"`(\w+\.py)`", (ROOT / "lightloop" / "README.md").read_text())
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "lightloop").glob("[!_]*.py"))
+    files = [path for folder in ("", "host") for path in (ROOT / "lightloop" / folder).glob("[!_]*.py")]
+    assert sorted(listed) == sorted(path.name for path in files)
 
 
 WITHOUT = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightloop import Module, Trainer, discover
-from lightloop.keywords import known_options
+from lightloop.host.keywords import known_options
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "names.md"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightloop import Trainer, discover
-from lightloop.keywords import known_options
+from lightloop.host.keywords import known_options
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
 
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"

@@ -23,8 +23,8 @@ import lightloop
 import lightloop.testing
 from lightloop import Hooks, Plugin, discover
 from lightloop.cli.front import main
-from lightloop.dispatch import CLEAN_UP
-from lightloop.plugin_options import OPTION, default_of, options_of, type_name
+from lightloop.host.dispatch import CLEAN_UP
+from lightloop.host.options import OPTION, default_of, options_of, type_name
 from lightloop.testing.accelerators import AcceleratorContract
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ import readme
 import torch
 
 from lightloop import Hooks, Trainer
-from lightloop.order import places
+from lightloop.host.order import places
 from lightloop.testing import Recorder, TinyClassifier, classification_batches
 
 matplotlib.use("Agg")

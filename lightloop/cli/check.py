@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lightloop.cli.front import Parser, UsageError
 from lightloop.cli.options import read_options
-from lightloop.discovery import discover
-from lightloop.nearest import nearest
-from lightloop.plugin_options import options_of
+from lightloop.host.discovery import discover
+from lightloop.host.nearest import nearest
+from lightloop.host.options import options_of
 
 TEST = """import json
 from lightloop.testing import PluginContract

@@ -8,17 +8,16 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
 
-from lightloop.choosing import choose
 from lightloop.cli.front import Parser
-from lightloop.discovery import discover
-from lightloop.found import OWN_DISTRIBUTION, Found, PluginError
-from lightloop.keywords import claimed_twice, known_options
-from lightloop.listing import from_environment
-from lightloop.manager import Manager
-from lightloop.operations import Operations
-from lightloop.order import Order, OrderError
-from lightloop.plugin import Plugin
-from lightloop.selection import absent
+from lightloop.host.choosing import choose
+from lightloop.host.discovery import discover
+from lightloop.host.found import OWN_DISTRIBUTION, Found, PluginError
+from lightloop.host.keywords import claimed_twice, known_options
+from lightloop.host.listing import from_environment
+from lightloop.host.order import Order, OrderError
+from lightloop.host.plugin import Plugin
+from lightloop.host.selection import absent
+from lightloop.operations import manage
 
 
 def doctor(arguments: list[str]) -> int:
@@ -34,7 +33,7 @@ def doctor(arguments: list[str]) -> int:
         try:
             found = discover()
             broken += [claimed_twice(name, known) for name, known in known_options(found).items() if known.rivals]
-            broken += choose(found, [], {}, from_environment()).left_out.values()
+            broken += choose(found, [], {}, manage, from_environment()).left_out.values()
         except (PluginError, OrderError, TypeError, ValueError) as error:
             broken.append(str(error))
     ours = sum(each.distribution == OWN_DISTRIBUTION for each in found.values())
@@ -57,7 +56,7 @@ def _fault(found: Found, hosts: list[Plugin]) -> str | None:
     if found.plugin is None:
         return None if found.left_out_by else found.problem
     try:
-        Manager([_bare(found.plugin), *(host for host in hosts if type(host) is not found.plugin)], Operations())
+        manage([_bare(found.plugin), *(host for host in hosts if type(host) is not found.plugin)])
     except PluginError as error:
         return str(error) if repr(found.name) in str(error) else None
     return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lightloop.cli.front import Parser, UsageError
 from lightloop.cli.options import read_options
-from lightloop.manager import OWN_ANSWER, Caller
+from lightloop.host.manager import OWN_ANSWER, Caller
 from lightloop.trainer import Trainer, manager_of
 
 Chains = Mapping[str, Sequence[Caller]]

@@ -15,11 +15,11 @@ from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import NoReturn
 
-from lightloop.discovery import read_entry_points
-from lightloop.found import PluginError
-from lightloop.local import LOCAL
-from lightloop.nearest import nearest
-from lightloop.order import OrderError
+from lightloop.host.discovery import read_entry_points
+from lightloop.host.found import PluginError
+from lightloop.host.local import LOCAL
+from lightloop.host.nearest import nearest
+from lightloop.host.order import OrderError
 
 GROUP = "lightloop.commands"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightloop.cli.front import Parser, UsageError
 from lightloop.hookspecs import Hooks
-from lightloop.nearest import nearest
+from lightloop.host.nearest import nearest
 
 SPECS = {name: spec for name, spec in vars(Hooks).items() if hasattr(spec, "lightloop_spec")}
 

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from lightloop.cli.front import UsageError
-from lightloop.local import import_file
-from lightloop.nearest import nearest
+from lightloop.host.local import import_file
+from lightloop.host.nearest import nearest
 
 
 def find(name: str, what: str) -> Any:

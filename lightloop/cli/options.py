@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightloop.cli.front import UsageError
-from lightloop.listing import from_environment
+from lightloop.host.listing import from_environment
 
 NOT_OPTIONS = ("module", "module_args", "data", "data_args", "weights", "output")
 """What the config of a run has beside the Trainer's options."""

@@ -15,12 +15,12 @@ from lightloop.cli.front import UsageError
 from lightloop.cli.objects import find
 from lightloop.cli.options import find_values
 from lightloop.cli.plugins import live
-from lightloop.discovery import discover
-from lightloop.found import Found
-from lightloop.keywords import known_options
-from lightloop.nearest import nearest
-from lightloop.plugin import Plugin
-from lightloop.plugin_options import OPTION, default_of, hints_of, options_of, type_name
+from lightloop.host.discovery import discover
+from lightloop.host.found import Found
+from lightloop.host.keywords import known_options
+from lightloop.host.nearest import nearest
+from lightloop.host.options import OPTION, default_of, hints_of, options_of, type_name
+from lightloop.host.plugin import Plugin
 
 PLAIN = (bool, int, float, str, list, tuple, dict, type(None))
 ORDER = (type(None), bool, int, float)

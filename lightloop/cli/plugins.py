@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 
 from lightloop.cli.front import Parser, UsageError
-from lightloop.discovery import discover
-from lightloop.found import Found
 from lightloop.hookspecs import Hooks
-from lightloop.nearest import nearest
-from lightloop.plugin import Plugin
-from lightloop.plugin_options import OPTION, default_of, options_of, type_name
+from lightloop.host.discovery import discover
+from lightloop.host.found import Found
+from lightloop.host.nearest import nearest
+from lightloop.host.options import OPTION, default_of, options_of, type_name
+from lightloop.host.plugin import Plugin
 
 PLACE = ("group", "tags", "before", "after", "requires", "conflicts", "displaces", "works_with", "ranks", "on_failure")
 

@@ -18,12 +18,12 @@ from lightloop.cli.front import UsageError
 from lightloop.cli.objects import load
 from lightloop.cli.options import joined, listed
 from lightloop.cli.parser import make_parser
-from lightloop.found import PluginError
+from lightloop.exceptions import notes_of
 from lightloop.hookspecs import hookimpl
+from lightloop.host.found import PluginError
+from lightloop.host.order import OrderError
+from lightloop.host.plugin import Plugin
 from lightloop.loop import Loop
-from lightloop.notes import notes_of
-from lightloop.order import OrderError
-from lightloop.plugin import Plugin
 from lightloop.randomness import seed_everything
 from lightloop.state import Stage
 from lightloop.toolkit.files import replace_in

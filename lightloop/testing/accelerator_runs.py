@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop.hookspecs import hookimpl
+from lightloop.host.plugin import Plugin
 from lightloop.loop import Loop
 from lightloop.module import Module
-from lightloop.plugin import Plugin
 from lightloop.trainer import Trainer
 
 BATCHES = 10

@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from lightloop import Plugin, Trainer, discover
-from lightloop.discovery import GROUP
-from lightloop.listing import Entry
-from lightloop.local import LOCAL
-from lightloop.manager import Manager
-from lightloop.operations import Operations
-from lightloop.plugin_options import OPTION, options_of
-from lightloop.plugin_state import undeclared
+from lightloop.host.discovery import GROUP
+from lightloop.host.listing import Entry
+from lightloop.host.local import LOCAL
+from lightloop.host.options import OPTION, options_of
+from lightloop.host.plugin_state import undeclared
+from lightloop.operations import manage
 from lightloop.testing import probes
 from lightloop.testing.imports import import_without_optional
 from lightloop.testing.models import TinyClassifier, classification_batches
@@ -140,7 +139,7 @@ class PluginContract:
         assert not doc.startswith(f"{self.kind().__name__}("), f"{self.kind().__name__} has no docstring of its own"
 
     def test_its_hooks_are_called_as_its_author_thinks(self) -> None:
-        doubts = Manager(self.made(self.make()).plugins, Operations()).doubts
+        doubts = manage(self.made(self.make()).plugins).doubts
         assert doubts == [], "; ".join(doubts)
 
     def test_it_survives_a_fit_of_two_batches(self) -> None:

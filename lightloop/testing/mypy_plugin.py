@@ -17,7 +17,7 @@ from mypy.plugin import ClassDefContext, Plugin
 from lightloop.hookspecs import Hooks
 
 MARKER = "lightloop.hookspecs.hookimpl"
-BASE = "lightloop.plugin.Plugin"
+BASE = "lightloop.host.plugin.Plugin"
 SPECS = {
     name: list(inspect.signature(spec).parameters)
     for name, spec in vars(Hooks).items()

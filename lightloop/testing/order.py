@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable
 
 from lightloop import Trainer
-from lightloop.listing import Entry
+from lightloop.host.listing import Entry
 
 
 def assert_order(plugins: Iterable[Entry], *names: str, orders: int = 24) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightloop import Loop, Plugin, hookimpl
-from lightloop.plugin_state import undeclared
+from lightloop.host.plugin_state import undeclared
 
 DISTURBS = ("parameters", "gradients", "random", "modes")
 """What :class:`Watch` compares. A plugin may declare ``"waiting"`` beside: it reads values of the device in each batch."""

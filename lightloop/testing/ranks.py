@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lightloop.discovery import discover
-from lightloop.notes import notes_of
+from lightloop.exceptions import notes_of
+from lightloop.host.discovery import discover
 
 
 @dataclass

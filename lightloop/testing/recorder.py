@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 from lightloop import Hooks, Loop, Plugin, hookimpl
-from lightloop.dispatch import CLEAN_UP
+from lightloop.host.dispatch import CLEAN_UP
 
 
 def _recording(name: str, operation: bool) -> Any:

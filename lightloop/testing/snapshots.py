@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightloop import Loop, Plugin, Trainer
+from lightloop.host.plugin_state import HOST
 from lightloop.metrics import Running
-from lightloop.plugin_state import HOST
 from lightloop.state import State
 
 Snapshot = dict[str, str]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightloop.hookspecs import hookimpl
+from lightloop.host.plugin import Plugin
+from lightloop.inputs.optimizers import parameters_of
 from lightloop.loop import Loop
 from lightloop.module import Module
-from lightloop.optimizers import parameters_of
-from lightloop.plugin import Plugin
 from lightloop.testing.ranks import Outcome, run_ranks, values_of
 from lightloop.trainer import Trainer
 

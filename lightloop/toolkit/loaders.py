@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
-from lightloop.data import iter_from
+from lightloop.inputs.data import iter_from
 
 
 class Around:

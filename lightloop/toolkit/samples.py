@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightloop.samples import FIELDS, batch_size, has_channels, is_array, is_plain, kind_of_items
+from lightloop.inputs.samples import FIELDS, batch_size, has_channels, is_array, is_plain, kind_of_items
 from lightloop.toolkit.containers import map_leaves
 
 

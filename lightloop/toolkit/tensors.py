@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from lightloop.contexts import context
-from lightloop.optimizers import parameters_of
+from lightloop.exceptions import context
+from lightloop.inputs.optimizers import parameters_of
 
 if TYPE_CHECKING:
     from lightloop.loop import Loop

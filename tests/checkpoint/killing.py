@@ -17,7 +17,7 @@ import threading
 import time
 
 from lightloop import Plugin, hookimpl
-from lightloop.discovery import discover
+from lightloop.host.discovery import discover
 from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.find import load_one

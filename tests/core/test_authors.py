@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightloop import PluginError, Trainer, hookimpl
-from lightloop.compiled import in_turn
+from lightloop.host.compiled import in_turn
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
 from tests.core.mistakes import ANSWERS, DOUBTED, REFUSED, Mistake
 from tests.core.test_manager import of_hooks

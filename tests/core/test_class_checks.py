@@ -109,7 +109,7 @@ def test_a_mutable_default_says_what_to_write_and_that_works():
 
 def test_an_option_from_a_factory_is_a_keyword_like_any_other(capsys):
     from lightloop.cli.plugins import details
-    from lightloop.selection import Selection
+    from lightloop.host.selection import Selection
 
     kind: Any = type(
         "Lists",

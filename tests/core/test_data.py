@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightloop import size_of, with_is_last
-from lightloop.data import as_loaders, check_loader
+from lightloop.inputs.data import as_loaders, check_loader
 
 X = torch.zeros(3, 2)
 

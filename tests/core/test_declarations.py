@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from lightloop import Plugin, PluginError, Trainer, discover, hookimpl, hookspec
-from lightloop.listing import from_environment
-from lightloop.selection import Selection
+from lightloop.host.listing import from_environment
+from lightloop.host.selection import Selection
 from lightloop.testing import Probe, probe_batches
 
 # ---------------------------------------------------------------------------------------------------------- versions

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lightloop import PluginError, Trainer, discover, discovery
-from lightloop.selection import Selection
+from lightloop import PluginError, Trainer, discover
+from lightloop.host import discovery
+from lightloop.host.selection import Selection
 from lightloop.testing import Probe, probe_batches
 
 GOOD = """

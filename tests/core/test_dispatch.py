@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
 from typing import Any
 
 import pluggy
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightloop import Hooks, Relay, World, hookimpl, hookspec
+from lightloop import Hooks, Relay, hookimpl, hookspec
 
 
 class Specs:
@@ -432,7 +431,7 @@ def test_begin_calls_in_order_and_notes_whose_turn_has_come():
     plugins = [plugin("one"), object(), plugin("two"), plugin("three")]
     begun: list[object] = []
     with pytest.raises(OSError) as info:
-        Relay(manager_of(*plugins, specs=Hooks)).begin(plugins, begun, loop=SimpleNamespace(world=World()))
+        Relay(manager_of(*plugins, specs=Hooks)).begin(plugins, begun, lambda: True, loop=None)
     assert out == ["one", "two"]
     assert begun == plugins[:3]
     assert info.value.__notes__ == ["in setup of plugin 'two' (here)"]

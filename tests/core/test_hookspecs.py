@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightloop import Hooks, Plugin, Trainer, hookimpl
-from lightloop.dispatch import CLEAN_UP
+from lightloop.host.dispatch import CLEAN_UP
 from lightloop.operations import Operations
 from lightloop.testing import Probe, Recorder, TinyClassifier, classification_batches, probe_batches
 

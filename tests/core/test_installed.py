@@ -8,8 +8,9 @@ import warnings
 
 import pytest
 
-from lightloop import OrderError, PluginError, Trainer, discovery
+from lightloop import OrderError, PluginError, Trainer
 from lightloop.cli.front import main
+from lightloop.host import discovery
 from lightloop.testing import Probe, probe_batches
 from tests.core.mistakes import HEAD, REFUSED
 from tests.core.test_discovery import install

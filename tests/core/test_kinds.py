@@ -3,7 +3,7 @@
 import pytest
 
 from lightloop import Found, Plugin, PluginError, option
-from lightloop.selection import Selection
+from lightloop.host.selection import Selection
 
 
 class plain(Plugin):

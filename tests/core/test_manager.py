@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lightloop import Found, OrderError, Plugin, PluginError, Trainer, hookimpl, hookspec, option
-from lightloop.manager import Manager
+from lightloop import Found, Hooks, OrderError, Plugin, PluginError, Trainer, hookimpl, hookspec, option
+from lightloop.host.manager import Manager
+from lightloop.host.selection import Selection
 from lightloop.operations import Operations
-from lightloop.selection import Selection
 from lightloop.testing import Probe, probe_batches
 
 
@@ -32,7 +32,7 @@ def live(*plugins: type[Plugin], listed: Any = (), **options: Any) -> list[str]:
 
 def refusal(kind: type[BaseException], *plugins: type[Plugin], listed: Any = (), **options: Any) -> str:
     with pytest.raises(kind) as info:
-        Manager(Selection(installed(*plugins), listed, options).live, Operations())
+        Manager(Selection(installed(*plugins), listed, options).live, Operations(), Hooks)
     return str(info.value)
 
 
@@ -42,7 +42,7 @@ def of_hooks(name: str = "bad", **methods: Any) -> Plugin:
 
 def hook_refusal(*plugins: Plugin) -> str:
     with pytest.raises(PluginError) as info:
-        Manager(plugins, Operations())
+        Manager(plugins, Operations(), Hooks)
     return str(info.value)
 
 
@@ -324,7 +324,7 @@ def test_c35_two_of_one_key_are_named_and_keys_tell_them_apart():
         "Stop(size=1) and Stop(size=2) would keep their state under one key, 'stop': set the key of one, plugin.key = ..."
     )
     b.key = "stop-late"
-    manager = Manager(Selection({}, [a, b], {}).live, Operations())
+    manager = Manager(Selection({}, [a, b], {}).live, Operations(), Hooks)
     assert [plugin.key for plugin in manager.plugins] == ["stop", "stop-late"]
     assert [plugin.key for plugin in Selection({}, [b, a], {}).live] == ["stop-late", "stop"]
 
@@ -435,9 +435,9 @@ def test_a_generator_may_answer_where_what_it_gives_is_read_once():
     def _step(self, size):
         return size
 
-    manager = Manager([of_hooks(read_batches=hookimpl(batches), _step=_step)], Operations())
+    manager = Manager([of_hooks(read_batches=hookimpl(batches), _step=_step)], Operations(), Hooks)
     assert manager.doubts == []
-    assert list(manager.hook.read_batches(loop=None)) == [(1, True)]
+    assert list(manager.relay().read_batches(loop=None)) == [(1, True)]
 
 
 def answering(name, **attributes):
@@ -450,16 +450,16 @@ def test_two_that_answer_one_operation_must_say_who_is_first():
         "leave one out, or give one of them before or after the other"
     )
     assert hook_refusal(answering("a"), answering("b")) == text
-    Manager([answering("a", before=("kind",)), answering("b", tags=("kind",))], Operations())
-    Manager([answering("a"), answering("b", after=("a",))], Operations())
+    Manager([answering("a", before=("kind",)), answering("b", tags=("kind",))], Operations(), Hooks)
+    Manager([answering("a"), answering("b", after=("a",))], Operations(), Hooks)
 
     def surround(self):
         return (yield)
 
-    Manager([of_hooks("around", hold_step=hookimpl(surround, wrapper=True)), answering("a")], Operations())
+    Manager([of_hooks("around", hold_step=hookimpl(surround, wrapper=True)), answering("a")], Operations(), Hooks)
     twin = answering("a")
     twin.key = "a2"
-    Manager([answering("a"), twin], Operations())
+    Manager([answering("a"), twin], Operations(), Hooks)
 
 
 class Brought:
@@ -470,11 +470,11 @@ class Brought:
 def test_plugins_bring_hooks_that_others_implement():
     brewer = make("brewer", hookspecs=(Brought,))
     drinker = of_hooks("drinker", brewed=hookimpl(lambda self, cup: cup + 1))
-    manager = Manager([brewer(), drinker], Operations())
-    assert manager.hook.brewed(cup=1) == [2]
+    manager = Manager([brewer(), drinker], Operations(), Hooks)
+    assert manager.relay().brewed(cup=1) == [2]
     assert manager.hook_names[-1] == "brewed"
     assert hook_refusal(drinker) == f"plugin 'drinker' ({__name__}): hook 'brewed' does not exist."
-    Manager([of_hooks("shy", brewed=hookimpl(lambda self, cup: cup, optionalhook=True))], Operations())
+    Manager([of_hooks("shy", brewed=hookimpl(lambda self, cup: cup, optionalhook=True))], Operations(), Hooks)
 
     class Clashing:
         @hookspec
@@ -500,7 +500,7 @@ def test_explain_says_who_is_called_in_which_order_and_why():
     second = of_hooks("second", before_step=hookimpl(lambda self: None), after=("first",))
     third = of_hooks("third", before_step=hookimpl(lambda self: None), teardown=hookimpl(lambda self: None))
     around = of_hooks("around", step=hookimpl(lambda self: (yield), wrapper=True))
-    manager = Manager([around, first, second, third], Operations())
+    manager = Manager([around, first, second, third], Operations(), Hooks)
     assert manager.explain().splitlines() == [
         "before_step",
         "  1. first",
@@ -513,7 +513,7 @@ def test_explain_says_who_is_called_in_which_order_and_why():
         "  1. third",
         "  2. first  [by name]",
     ]
-    assert Manager([], Operations()).explain() == ("no plugin is live: the loop's own answers are all there is")
+    assert Manager([], Operations(), Hooks).explain() == ("no plugin is live: the loop's own answers are all there is")
 
 
 def test_explain_names_the_absent_plugin_that_a_place_comes_from():
@@ -521,7 +521,7 @@ def test_explain_names_the_absent_plugin_that_a_place_comes_from():
     amp = of_hooks("zz", before_step=hookimpl(lambda self: None), group="scaling")
     clip = make("clip", after=("scaling",))
     live = Selection(installed(clip), [look, amp], {}).live
-    assert Manager(live, Operations(), [clip]).explain().splitlines() == [
+    assert Manager(live, Operations(), Hooks, [clip]).explain().splitlines() == [
         "before_step",
         "  1. zz",
         "  2. a_look  [a_look says after='clip', clip says after='scaling'; not live: clip]",
@@ -552,7 +552,7 @@ def test_explain_says_what_a_place_means_beside_a_wrapper():
     plain = of_hooks("plain", before_step=hookimpl(lambda self: None), before=("around",))
     around = of_hooks("around", before_step=hookimpl(lambda self: (yield), wrapper=True))
     early = of_hooks("zz", before_step=hookimpl(lambda self: None, tryfirst=True), after=("plain",))
-    assert Manager([plain, around, early], Operations()).explain().splitlines() == [
+    assert Manager([plain, around, early], Operations(), Hooks).explain().splitlines() == [
         "before_step",
         "  1. around around the rest",
         "  2. zz",

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lightloop import Metrics, Module, Running, Trainer, World, evaluate, fetch, hookimpl
+from lightloop.host.plugin import Plugin
 from lightloop.metrics import FOLD, over_ranks
-from lightloop.plugin import Plugin
 from lightloop.testing import Probe, TinyClassifier, classification_batches, count_syncs, probe_batches
 
 KINDS = [float, torch.tensor, lambda x: torch.tensor([x])]

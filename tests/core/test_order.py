@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightloop import OrderError, Plugin, discover, in_order
-from lightloop.order import Order
+from lightloop.host.order import Order
 
 
 def make(name, *, before=(), after=(), group=None, tags=()):

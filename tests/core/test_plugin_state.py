@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightloop import Every, Plugin, option
-from lightloop.plugin_state import undeclared
+from lightloop.host.plugin_state import undeclared
 
 
 class Base(Plugin):

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop import Limited, Module, Trainer, batch_size, take_samples
-from lightloop.samples import is_collated
+from lightloop.inputs.samples import is_collated
 
 zeros = torch.zeros
 IMAGE = zeros(3, 2, 4)

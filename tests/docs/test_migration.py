@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightloop import Hooks, Loop, Trainer, discover
-from lightloop.keywords import known_options
+from lightloop.host.keywords import known_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -13,7 +13,7 @@ import pytest
 import lightloop
 import lightloop.testing
 from lightloop import Hooks, discover
-from lightloop.plugin_options import OPTION, options_of
+from lightloop.host.options import OPTION, options_of
 from lightloop_plugins.checkpoint.commands.front import ACTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,7 +8,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 
 from lightloop import discover
-from lightloop.keywords import known_options
+from lightloop.host.keywords import known_options
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "from-lightning.md"
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop import Callback, Trainer, discover
-from lightloop.plugin_options import fits, hints_of, options_of
+from lightloop.host.options import fits, hints_of, options_of
 from lightloop.testing import TinyClassifier, classification_batches
 from tests.testing.test_builtins import CANNOT_RUN, OURS, Sequences, Sized, seeded
 

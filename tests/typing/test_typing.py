@@ -137,8 +137,8 @@ WRONG = {
     ),
     "call_of_a_hook": Fault(
         "def call(loop: Loop) -> None:\n    loop.hook.before_stp(loop=loop)\n",
-        ('"Relay" has no attribute "before_stp"',),
-        ('Cannot access attribute "before_stp" for class "Relay"',),
+        ('"HookRelay" has no attribute "before_stp"',),
+        ('Cannot access attribute "before_stp" for class "HookRelay"',),
     ),
     "argument_of_a_call": Fault(
         "def call(loop: Loop) -> None:\n    loop.hook.before_step(lop=loop)\n",

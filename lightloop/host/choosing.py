@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lightloop.discovery import is_strict, warn_once
-from lightloop.found import OWN_DISTRIBUTION, Found, PluginError
-from lightloop.listing import Entry
-from lightloop.local import LOCAL
-from lightloop.manager import Manager
-from lightloop.notes import add_note
-from lightloop.operations import Operations
-from lightloop.order import OrderError
-from lightloop.plugin import Plugin
-from lightloop.plugin_options import options_of
-from lightloop.selection import Selection
+from lightloop.exceptions import add_note
+from lightloop.host.discovery import is_strict, warn_once
+from lightloop.host.found import OWN_DISTRIBUTION, Found, PluginError
+from lightloop.host.listing import Entry
+from lightloop.host.local import LOCAL
+from lightloop.host.manager import Manager
+from lightloop.host.options import options_of
+from lightloop.host.order import OrderError
+from lightloop.host.plugin import Plugin
+from lightloop.host.selection import Selection
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The live plugins, in order, and what is to be said of others."""
+    """The live plugins, under their manager, and what is to be said of others."""
 
-    live: list[Plugin]
-    doubts: list[str] = field(default_factory=list)
-    """What authors of live plugins are to be warned of."""
+    manager: Manager
     left_out: dict[str, str] = field(default_factory=dict)
     """The installed plugins that would be live by default and fail, by name, each with a sentence that says why."""
     unasked: list[str] = field(default_factory=list)
     """A sentence for each plugin of another distribution that is live by default."""
 
 
+Manage = Callable[[Sequence[Plugin], Sequence[type[Plugin]]], Manager]
+"""Makes the manager of live plugins; given those as well that are absent and have a say in the order."""
+
+
 def choose(
-    found: Mapping[str, Found], listed: Iterable[Entry], options: Mapping[str, Any], also: Iterable[str] = ()
+    found: Mapping[str, Found],
+    listed: Iterable[Entry],
+    options: Mapping[str, Any],
+    manage: Manage,
+    also: Iterable[str] = (),
 ) -> Choice:
     """What is live, as :class:`Selection` chooses it, and held to what :class:`Manager` refuses.
 
@@ -41,6 +46,7 @@ def choose(
         found: the installed plugins.
         listed: the plugins that the user lists.
         options: the options that are given, by keyword.
+        manage: makes the manager of the live plugins, which refuses what their hooks cannot mean.
         also: plugins that ``LIGHTLOOP_PLUGINS`` lists.
 
     Raises:
@@ -51,16 +57,16 @@ def choose(
     try:
         unasked = _unasked(found, [*listed, *also], options)
         try:
-            choice = _chosen(found, listed, options, also)
+            choice = _chosen(found, listed, options, manage, also)
         except Exception:
             if not unasked or is_strict():
                 raise
-            choice = _without_the_failing(found, unasked, listed, options, also)
+            choice = _without_the_failing(found, unasked, listed, options, manage, also)
     except Exception as error:
         if also:
             add_note(error, f"LIGHTLOOP_PLUGINS lists {', '.join(also)}")
         raise
-    live = {plugin.name for plugin in choice.live}
+    live = {plugin.name for plugin in choice.manager.plugins}
     told = [
         f"plugin {found[name]} is installed and live by default: list {name!r} in plugins, or leave it out by '-{name}'"
         for name in unasked
@@ -69,29 +75,34 @@ def choose(
     return replace(choice, unasked=told)
 
 
-def tell(choice: Choice) -> list[Plugin]:
-    """Warn of what ``choice`` has to say, and give the live plugins."""
-    for doubt in choice.doubts:
-        warn_once(doubt)
-    for sentence in (*choice.left_out.values(), *choice.unasked):
+def tell(choice: Choice) -> Manager:
+    """Warn of what ``choice`` has to say, and give the manager of the live plugins."""
+    for sentence in (*choice.manager.doubts, *choice.left_out.values(), *choice.unasked):
         warn_once(sentence)
-    return choice.live
+    return choice.manager
 
 
-def _chosen(found: Mapping[str, Found], listed: list[Entry], options: Mapping[str, Any], also: list[str]) -> Choice:
-    live = Selection(found, listed, options, also).live
-    return Choice(live, Manager(live, Operations()).doubts)
+def _chosen(
+    found: Mapping[str, Found], listed: list[Entry], options: Mapping[str, Any], manage: Manage, also: list[str]
+) -> Choice:
+    selection = Selection(found, listed, options, also)
+    return Choice(manage(selection.live, selection.absent))
 
 
 def _without_the_failing(
-    found: Mapping[str, Found], unasked: Iterable[str], listed: list[Entry], options: Mapping[str, Any], also: list[str]
+    found: Mapping[str, Found],
+    unasked: Iterable[str],
+    listed: list[Entry],
+    options: Mapping[str, Any],
+    manage: Manage,
+    also: list[str],
 ) -> Choice:
     """The choice without those of ``unasked`` that fail, alone or beside the others; they are tried one after another."""
     kept = {name: each for name, each in found.items() if name not in unasked}
-    choice, left_out = _chosen(kept, listed, options, also), {}
+    choice, left_out = _chosen(kept, listed, options, manage, also), {}
     for name in unasked:
         try:
-            choice = _chosen({**kept, name: found[name]}, listed, options, also)
+            choice = _chosen({**kept, name: found[name]}, listed, options, manage, also)
         except Exception as error:
             said = str(error) if isinstance(error, (PluginError, OrderError)) else f"{type(error).__name__}: {error}"
             left_out[name] = (

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import pluggy
 
-from lightloop.dispatch import CLEAN_UP, OWN, Relay
-from lightloop.found import PluginError
-from lightloop.hook_checks import check_answers, check_hooks
-from lightloop.hookspecs import Hooks
-from lightloop.order import Order
-from lightloop.plugin import Plugin
+from lightloop.host.dispatch import CLEAN_UP, OWN, Relay
+from lightloop.host.found import PluginError
+from lightloop.host.hook_checks import check_answers, check_hooks
+from lightloop.host.order import Order
+from lightloop.host.plugin import Plugin
 
 OWN_ANSWER = "the loop's own answer"
 
@@ -43,14 +41,18 @@ class Manager:
     Args:
         plugins: the live plugins, in order.
         operations: the loop's own answers.
+        specs: the class that specifies the loop's hooks, in the order of a run.
         absent: the other plugins that had a part in the order, for :meth:`explain`.
     """
 
-    def __init__(self, plugins: Sequence[Plugin], operations: object, absent: Sequence[type[Plugin]] = ()) -> None:
+    def __init__(
+        self, plugins: Sequence[Plugin], operations: object, specs: type, absent: Sequence[type[Plugin]] = ()
+    ) -> None:
         self.plugins = list(plugins)
         self._absent = absent
+        self._specs = specs
         self._pluggy = _Registry("lightloop")
-        self._pluggy.add_hookspecs(Hooks)
+        self._pluggy.add_hookspecs(specs)
         self._add_hooks()
         self._pluggy.register(operations, OWN)
         hooks = self._hooks()
@@ -60,9 +62,8 @@ class Manager:
             self._pluggy.register(plugin, plugin.key)
         check_answers(hooks)
 
-    @cached_property
-    def hook(self) -> Relay:
-        """What calls the hooks."""
+    def relay(self) -> Relay:
+        """What calls the hooks of one run."""
         return Relay(self._pluggy)
 
     @property
@@ -85,7 +86,7 @@ class Manager:
         """Every hook that is specified: the core's in the order of a run, then the others by name."""
         callers = vars(self._pluggy.hook).items()
         specified = {name: each for name, each in callers if isinstance(each, pluggy.HookCaller) and each.has_spec()}
-        own = [name for name in vars(Hooks) if name in specified]
+        own = [name for name in vars(self._specs) if name in specified]
         brought = sorted(specified.keys() - own)
         if taken := [name for name in brought if hasattr(Relay, name)]:
             raise PluginError(

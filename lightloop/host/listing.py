@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightloop.found import Found, PluginError, unsuited
-from lightloop.nearest import nearest
-from lightloop.plugin import Plugin
-from lightloop.roles import ROLES
+from lightloop.host.found import Found, PluginError, unsuited
+from lightloop.host.nearest import nearest
+from lightloop.host.plugin import Plugin
+from lightloop.host.roles import ROLES
 
 Entry = str | type[Plugin] | Plugin
 """What a list of plugins holds."""

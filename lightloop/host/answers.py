@@ -9,9 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from lightloop.plugin_options import fits
+from lightloop.host.options import fits
 
 
 class Wanted:
@@ -69,7 +67,9 @@ def _fits(value: object, wanted: Any) -> bool:
         return isinstance(value, tuple) and (Ellipsis in parts or len(value) == len(parts))
     if kind not in (Iterable, Sequence):
         return fits(value, wanted)
-    if isinstance(value, (str, bytes, Tensor, Mapping)):  # they can be iterated over, and are not meant
+    if isinstance(value, (str, bytes, Mapping)) or hasattr(
+        value, "__array__"
+    ):  # can be iterated over, and is not meant
         return False
     if kind is Sequence and not isinstance(value, Sequence):
         return False

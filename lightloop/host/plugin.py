@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
-from lightloop import plugin_state
-from lightloop.class_checks import check_class
-from lightloop.plugin_options import OPTION, describe, fits, hints_of, type_name
+from lightloop.host import plugin_state
+from lightloop.host.class_checks import check_class
+from lightloop.host.options import OPTION, describe, fits, hints_of, type_name
 
 if TYPE_CHECKING:
     from lightloop.hooktypes import Implementations

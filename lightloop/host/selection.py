@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lightloop.declarations import check_declarations, undisplaced
-from lightloop.found import OWN_DISTRIBUTION, Found, PluginError
-from lightloop.keywords import known_options, resolve
-from lightloop.listing import Entry, Listing, is_default_here
-from lightloop.order import in_order
-from lightloop.plugin import Plugin
-from lightloop.plugin_options import default_of, options_of
+from lightloop.host.declarations import check_declarations, undisplaced
+from lightloop.host.found import OWN_DISTRIBUTION, Found, PluginError
+from lightloop.host.keywords import known_options, resolve
+from lightloop.host.listing import Entry, Listing, is_default_here
+from lightloop.host.options import default_of, options_of
+from lightloop.host.order import in_order
+from lightloop.host.plugin import Plugin
 
 
 class Selection:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import chain, count
 from typing import Any, Literal, NamedTuple
 
-from lightloop.notes import add_note, notes_of
+from lightloop.exceptions import add_note, notes_of
 
 OWN = "loop"
 """The name under which the loop's own answers are registered."""

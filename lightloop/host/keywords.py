@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from lightloop.found import Found, PluginError
-from lightloop.nearest import nearest
-from lightloop.plugin import Plugin
-from lightloop.plugin_options import OPTION, Option, default_of, options_of
-from lightloop.roles import ROLES
+from lightloop.host.found import Found, PluginError
+from lightloop.host.nearest import nearest
+from lightloop.host.options import OPTION, Option, default_of, options_of
+from lightloop.host.plugin import Plugin
+from lightloop.host.roles import ROLES
 from lightloop.warning import warn
 
 

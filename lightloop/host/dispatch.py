@@ -8,11 +8,10 @@ from typing import Any
 
 import pluggy
 
-from lightloop.answers import Wanted
-from lightloop.compiled import OWN, Answers, Check, around, blame, in_turn
-from lightloop.guard import guarded, guarded_wrapper
-from lightloop.hookspecs import Hooks
-from lightloop.notes import add_note, notes_of
+from lightloop.exceptions import add_note, notes_of
+from lightloop.host.answers import Wanted
+from lightloop.host.compiled import OWN, Answers, Check, around, blame, in_turn
+from lightloop.host.guard import guarded, guarded_wrapper
 from lightloop.warning import warn
 
 CLEAN_UP = ("after_evaluation", "on_error", "after_fit", "teardown")
@@ -22,7 +21,7 @@ Watch = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
 """Given a hook, a plugin's key and its function: the function that is called in its place."""
 
 
-class Relay(Hooks):
+class Relay:
     """Has a function for each hook, under the hook's name, compiled from the implementations that are registered.
 
     A hook that answers (``firstresult``) gives the first answer; one that tells (its specification returns None) gives
@@ -65,16 +64,23 @@ class Relay(Hooks):
             (self.idle.discard if used else self.idle.add)(name)
             setattr(self, name, self._concluding(name) if name in CLEAN_UP else self._at_first_call(name, caller))
 
-    def begin(self, plugins: Sequence[object], begun: list[object], **arguments: Any) -> None:
-        """Reset and set up one plugin after another; ``begun`` then has those whose turn has come, a failing one too.
+    def begin(
+        self, plugins: Sequence[object], begun: list[object], is_main: Callable[[], bool], **arguments: Any
+    ) -> None:
+        """Reset and set up one plugin after another.
 
-        A plugin whose hooks run on the main rank alone is, on another, in none of them.
+        Args:
+            plugins: the live ones, in order.
+            begun: each plugin is appended before its setup is called, so that one that fails is torn down too.
+            is_main: whether this is the main rank, as far as the plugins that are set up have told; elsewhere a plugin
+                leaves the hooks that run on the main rank alone.
+            arguments: those of ``setup``.
         """
         impls = {id(impl.plugin): impl for impl in self._manager.hook.setup.get_hookimpls()}
         for plugin in plugins:
             begun.append(plugin)
             self._reset(plugin)
-            if not arguments["loop"].world.is_main:
+            if not is_main():
                 self._leave_to_main(plugin)
             if (impl := impls.get(id(plugin))) is not None and not self._has_left(plugin, "setup"):
                 try:

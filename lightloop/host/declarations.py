@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
-from lightloop.dispatch import OWN
-from lightloop.found import Found, PluginError
-from lightloop.plugin import Plugin
+from lightloop.host.dispatch import OWN
+from lightloop.host.found import Found, PluginError
+from lightloop.host.plugin import Plugin
 
 
 def undisplaced(live: Sequence[Plugin]) -> list[Plugin]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightloop.plugin import Plugin
+    from lightloop.host.plugin import Plugin
 
 KINDS = ("state", "transient")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightloop.plugin import Plugin
+    from lightloop.host.plugin import Plugin
 
 OPTION = "lightloop.option"
 """Under which key the metadata of a field has its :class:`Option`."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import pluggy
 
-from lightloop.bytecode import returns_nothing, yields_nothing
-from lightloop.dispatch import CLEAN_UP, OWN
-from lightloop.found import PluginError
-from lightloop.nearest import differ_by_a_letter, nearest
-from lightloop.plugin import Plugin
-from lightloop.roles import ROLES
+from lightloop.host.bytecode import returns_nothing, yields_nothing
+from lightloop.host.dispatch import CLEAN_UP, OWN
+from lightloop.host.found import PluginError
+from lightloop.host.nearest import differ_by_a_letter, nearest
+from lightloop.host.plugin import Plugin
+from lightloop.host.roles import ROLES
 
 
 def check_hooks(plugin: Plugin, hooks: Mapping[str, pluggy.HookCaller]) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
-from lightloop.plugin import Plugin
+from lightloop.host.plugin import Plugin
 
 OWN_DISTRIBUTION = "lightloop"
 """The distribution whose plugins are Lightloop's own."""

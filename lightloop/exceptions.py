@@ -1,4 +1,4 @@
-"""Contexts that leave the exceptions that pass through them as they are."""
+"""Exceptions reach users as the objects that were raised: notes are added to them, and contexts leave them as they are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from typing import Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add ``note`` to ``error``, whatever its class says of attributes: a frozen dataclass lets none be set."""
+    try:
+        error.add_note(note)
+    except Exception:
+        notes = vars(error).get("__notes__")
+        vars(error)["__notes__"] = [*(notes if isinstance(notes, list) else ()), note]
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """The notes on ``error``."""
+    return [str(note) for note in getattr(error, "__notes__", ())]
 
 
 def context(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:

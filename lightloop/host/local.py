@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from lightloop.found import Found, PluginError, unsuited
-from lightloop.plugin import Plugin
+from lightloop.host.found import Found, PluginError, unsuited
+from lightloop.host.plugin import Plugin
 
 LOCAL = "lightloop_local"
 """The name of the file, and of its module."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 
-from lightloop.found import OWN_DISTRIBUTION, Found, PluginError, unsuited
-from lightloop.local import LOCAL, local_plugins
-from lightloop.nearest import nearest
-from lightloop.plugin import Plugin
+from lightloop.host.found import OWN_DISTRIBUTION, Found, PluginError, unsuited
+from lightloop.host.local import LOCAL, local_plugins
+from lightloop.host.nearest import nearest
+from lightloop.host.plugin import Plugin
 from lightloop.warning import NOT_THE_USERS, warn
 
 GROUP = "lightloop.plugins"

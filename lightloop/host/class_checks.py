@@ -7,18 +7,19 @@ import keyword
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightloop.hookspecs import Hooks
-from lightloop.nearest import nearest
-from lightloop.plugin_options import OPTION
+from lightloop.host.nearest import nearest
+from lightloop.host.options import OPTION
 
 if TYPE_CHECKING:
-    from lightloop.plugin import Plugin
+    from lightloop.host.plugin import Plugin
 
 NAMES = ("before", "after", "requires", "conflicts", "tags", "displaces", "arguments", "disturbs")
 DISTURBS = ("parameters", "gradients", "random", "modes", "waiting")
 """What a plugin may say that it disturbs."""
 RANKS = ("all", "main")
 ON_FAILURE = ("stop", "disable")
+HOOKS: set[str] = set()
+"""The names of the loop's hooks, which no option can have; the loop fills them in."""
 TAKEN = ("plugins", "self")
 """Keywords that the Trainer has for itself."""
 
@@ -65,8 +66,8 @@ def _check_option(cls: type[Plugin], name: str, option: Any) -> None:
     where, mine = f"option {name!r} of {cls.__qualname__}", getattr(cls, "name", None)
     flag = option.flag or f"{mine if isinstance(mine, str) else cls.__name__.lower()}_{name}".replace("-", "_")
     base: type = next(each for each in cls.__mro__ if each.__name__ == "Plugin")
-    if hasattr(base, name) or name in base.__annotations__ or name in vars(Hooks):
-        what = "a hook" if name in vars(Hooks) else "an attribute that each plugin has"
+    if hasattr(base, name) or name in base.__annotations__ or name in HOOKS:
+        what = "a hook" if name in HOOKS else "an attribute that each plugin has"
         raise TypeError(
             f"{where} has the name of {what}: call it '{name}_', and keep its keyword, {name}_: ... = option(..., flag={flag!r})"
         )

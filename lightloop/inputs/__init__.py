@@ -1,0 +1,1 @@
+"""What users hand over: functions, optimizers, loaders, batches, and what their steps return."""
