@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lightloop import Loop, Module, Plugin, Trainer, hookimpl
-from lightloop_plugins.accelerators import _place, _transfer
+from lightloop_plugins.accelerators._device import place, transfer
 
 Batches = list[tuple[Tensor, Tensor]]
 EPOCHS = 5
@@ -112,7 +112,7 @@ class Checks:
 
     def side_stream(self) -> str:
         """A side stream changes no bit of weights, losses and outputs."""
-        with patch.object(_place, "STREAMS", ()):
+        with patch.object(place, "STREAMS", ()):
             plain = self.trained([], accumulate_grad_batches=4)
         ours = self.trained([], accumulate_grad_batches=4)
         assert all(torch.equal(*pair) for pair in zip(ours, plain, strict=True)), "the numbers differ"
@@ -142,7 +142,7 @@ class Checks:
             events = json.loads(path.read_text())["traceEvents"]
         kernels = [event for event in events if event.get("cat") == "kernel"]
         copies = [event for event in events if event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]]
-        copies = [event for event in copies if "Pinned" in event["name"] and event["args"]["bytes"] >= _transfer.WORTH]
+        copies = [event for event in copies if "Pinned" in event["name"] and event["args"]["bytes"] >= transfer.WORTH]
         assert kernels, "the profiler saw no kernel"
         main = statistics.mode(event["args"]["stream"] for event in kernels)
         assert len(copies) == self.count, f"{len(copies)} large copies for {self.count} batches"
@@ -167,7 +167,7 @@ class Checks:
             Trainer(["-*"], accelerator=self.kind, max_epochs=epochs).fit(self.module(), self.data)
             torch.cuda.synchronize()
             peaks.append(torch.cuda.max_memory_allocated())
-        batches = (_transfer.AHEAD + 1) * self.data[0][0].nbytes  # how many wait on the device differs from run to run
+        batches = (transfer.AHEAD + 1) * self.data[0][0].nbytes  # how many wait on the device differs from run to run
         assert peaks[2] <= peaks[1] + batches, f"{peaks[1]} bytes in one epoch, {peaks[2]} in five"
         return f"{peaks[1] / 2**20:.0f} MiB in one epoch, {peaks[2] / 2**20:.0f} MiB in five"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
 from lightloop_plugins._handlers import Handlers, ending
-from lightloop_plugins.checkpoint.handover import RESUME
+from lightloop_plugins.checkpoint.keys import RESUME
 from lightloop_plugins.run_dir import RUN_VERSION
 
 INTERACTIVE = ("bash", "interactive")

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.testing.accelerator_runs import Blocks, samples
 from lightloop.testing.ranks import run_ranks, values_of
-from lightloop_plugins.accelerators._fully_sharded import whole_state
+from lightloop_plugins.accelerators.fsdp.sharding import whole_state
 
 pytestmark = pytest.mark.processes
 

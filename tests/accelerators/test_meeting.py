@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from lightloop_plugins.accelerators._control import RankError
-from lightloop_plugins.accelerators._distributed import Place
-from lightloop_plugins.accelerators._meeting import Meeting
+from lightloop_plugins.accelerators._launcher.control import RankError
+from lightloop_plugins.accelerators._launcher.environment import Place
+from lightloop_plugins.accelerators._launcher.meeting import Meeting
 
 PATIENCE = timedelta(seconds=30)
 

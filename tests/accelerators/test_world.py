@@ -9,7 +9,7 @@ import torch
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches
 from lightloop.testing.ranks import run_ranks, values_of
-from lightloop_plugins.accelerators._distributed import environment, first_host, node_address
+from lightloop_plugins.accelerators._launcher.environment import environment, first_host, node_address
 
 pytestmark = pytest.mark.processes
 

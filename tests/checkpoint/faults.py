@@ -6,7 +6,7 @@ import os
 import signal
 
 from lightloop.testing.loggers import in_child
-from lightloop_plugins.checkpoint.disk import Disk
+from lightloop_plugins.checkpoint.storage.disk import Disk
 
 CALLS = [
     name for name, _ in inspect.getmembers(Disk, inspect.isfunction) if not name.startswith("_") and name != "free"

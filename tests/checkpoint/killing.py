@@ -18,10 +18,10 @@ import time
 
 from lightloop import Plugin, hookimpl
 from lightloop.host.discovery import discover
-from lightloop_plugins.checkpoint import local
-from lightloop_plugins.checkpoint.disk import Disk
-from lightloop_plugins.checkpoint.find import load_one
-from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.storage import local
+from lightloop_plugins.checkpoint.storage.disk import Disk
+from lightloop_plugins.checkpoint.storage.find import load_one
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from lightloop_plugins.run_dir import RUN_DIR
 from tests.checkpoint.faults import CALLS
 from tests.checkpoint.rig import bits, outcome, train

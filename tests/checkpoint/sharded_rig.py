@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader
 
 from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.testing.accelerator_runs import samples
-from lightloop_plugins.checkpoint import content, local, plugin
-from lightloop_plugins.checkpoint.disk import Disk
+from lightloop_plugins.checkpoint import plugin
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.state import run as run_state
+from lightloop_plugins.checkpoint.storage import local
+from lightloop_plugins.checkpoint.storage.disk import Disk
+from lightloop_plugins.checkpoint.storage.find import load_newest
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint.faults import FaultyDisk
 
 FSDP = {"strategy": "fsdp", "fsdp_min_size": 50, "fsdp_timeout": 60.0}
@@ -141,13 +143,13 @@ def again(folder, strategy, source, epochs):
 
 def forgetful(folder, part):
     """A life that saves, of one part, what rank 0 has for every rank."""
-    whole = content.gather
+    whole = run_state.gather
 
     def gather(loop, own):
         mine = loop.world.broadcast(own[part]) if part != "waiting" else {}
         return whole(loop, {**own, part: mine})
 
-    content.gather = gather
+    run_state.gather = gather
     life(folder, FSDP, at=8, epochs=1)
 
 

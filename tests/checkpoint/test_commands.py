@@ -18,15 +18,15 @@ import torch
 from lightloop import Trainer
 from lightloop.cli import front
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from lightloop_plugins.checkpoint import foreign
 from lightloop_plugins.checkpoint.commands import text
 from lightloop_plugins.checkpoint.commands.compare import distance
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import write_manifest
-from lightloop_plugins.checkpoint.shards import Entry, Part, shard_file, write_index
-from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
-from lightloop_plugins.checkpoint.unpickle import read_foreign
+from lightloop_plugins.checkpoint.format.manifest import write_manifest
+from lightloop_plugins.checkpoint.format.safetensors import from_bytes, to_bytes
+from lightloop_plugins.checkpoint.sharded.index import Entry, Part, shard_file, write_index
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from lightloop_plugins.checkpoint.weights import foreign
+from lightloop_plugins.checkpoint.weights.unpickle import read_foreign
 
 QUIET = ["-progress", "-model_summary"]
 NAMES = [f"step-{n:09d}-batch-{n:09d}" for n in (2, 4, 6)]

@@ -12,11 +12,11 @@ import torch
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, probe_batches
-from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.storage import Content
+from lightloop_plugins.checkpoint.storage.disk import Disk
+from lightloop_plugins.checkpoint.storage.find import load_newest
+from lightloop_plugins.checkpoint.storage.folder import Content
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint.faults import FaultyDisk, in_child
 from tests.checkpoint.rig import LOADERS, outcome, train
 

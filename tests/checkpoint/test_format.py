@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightloop_plugins.checkpoint import strict_json
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
-from lightloop_plugins.checkpoint.storage import Content
-from lightloop_plugins.checkpoint.strict_json import from_json, to_json
-from lightloop_plugins.checkpoint.tensors import from_bytes, to_bytes
-from lightloop_plugins.checkpoint.tree import decode, encode
+from lightloop_plugins.checkpoint.format import strict_json
+from lightloop_plugins.checkpoint.format.manifest import read_manifest, write_manifest
+from lightloop_plugins.checkpoint.format.safetensors import from_bytes, to_bytes
+from lightloop_plugins.checkpoint.format.strict_json import from_json, to_json
+from lightloop_plugins.checkpoint.format.tree import decode, encode
+from lightloop_plugins.checkpoint.storage.folder import Content
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.int8]
 DTYPES += [torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16, torch.float8_e8m0fnu]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.storage import Content
+from lightloop_plugins.checkpoint.storage.find import load_newest
+from lightloop_plugins.checkpoint.storage.folder import Content
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint.rig import LOADERS, stop, train
 
 OPTIONS = {"accumulate_grad_batches": 4, "max_epochs": 2, "ema_decay": 0.9, "early_stopping_monitor": "val"}

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
-from lightloop_plugins.checkpoint.strict_json import from_json, to_json
-from lightloop_plugins.checkpoint.tensors import from_bytes
-from lightloop_plugins.checkpoint.tree import decode
+from lightloop_plugins.checkpoint.format.manifest import read_manifest, write_manifest
+from lightloop_plugins.checkpoint.format.safetensors import from_bytes
+from lightloop_plugins.checkpoint.format.strict_json import from_json, to_json
+from lightloop_plugins.checkpoint.format.tree import decode
 from tests.checkpoint.faults import in_child
 from tests.checkpoint.test_golden import GOLDEN
 

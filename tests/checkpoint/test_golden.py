@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lightloop import Module, Plugin, Trainer, hookimpl
-from lightloop_plugins.checkpoint.find import load_newest, load_one
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import FORMAT
+from lightloop_plugins.checkpoint.format.manifest import FORMAT
+from lightloop_plugins.checkpoint.storage.find import load_newest, load_one
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FORMATS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())

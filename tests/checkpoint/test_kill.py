@@ -13,10 +13,10 @@ import pytest
 
 from lightloop import Plugin, hookimpl, option
 from lightloop_plugins._handlers import Terminated
-from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.storage import local
+from lightloop_plugins.checkpoint.storage.find import load_newest
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint import killing
 from tests.checkpoint.conftest import in_memory
 from tests.checkpoint.faults import FaultyDisk, in_child

@@ -354,7 +354,7 @@ def test_a_lazy_sampler_with_fewer_workers_than_before_takes_nothing_from_the_mo
 
 
 def test_data_that_draws_nothing_costs_a_checkpoint_nothing(tmp_path):
-    from lightloop_plugins.checkpoint.weights import load_path
+    from lightloop_plugins.checkpoint.weights.load import load_path
 
     fit(tmp_path, lambda: KINDS["in order"](0, False), 3, None)
     assert "moved" not in load_path(tmp_path).state["ranks"][0]["loader"]

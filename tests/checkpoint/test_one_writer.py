@@ -14,8 +14,8 @@ import torch
 from lightloop import BusyError, Module, Plugin, Trainer, hookimpl, option
 from lightloop.testing import probe_batches
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.storage.find import load_newest
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint.faults import in_child
 
 QUIET = ["-progress", "-model_summary"]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
-from lightloop_plugins.checkpoint import optimizers, proof
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.tree import decode, encode
+from lightloop_plugins.checkpoint.format.tree import decode, encode
+from lightloop_plugins.checkpoint.state import optimizers, proof
 from tests.checkpoint.optimizer_rig import Net, assert_resumes, fit
 from tests.checkpoint.rig import bits
 

@@ -11,8 +11,8 @@ from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.cli.front import main
 from lightloop.testing.ranks import run_ranks, values_of
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.weights import load_weights, read_weights
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from lightloop_plugins.checkpoint.weights.load import load_weights, read_weights
 from tests.checkpoint.sharded_rig import FSDP, life_of_a_head
 
 QUIET = ["-progress", "-model_summary"]

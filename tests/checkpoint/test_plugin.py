@@ -8,10 +8,10 @@ import torch
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from lightloop_plugins.checkpoint import local
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.storage import local
+from lightloop_plugins.checkpoint.storage.find import load_newest
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint.faults import FaultyDisk
 
 QUIET = ["-progress", "-model_summary"]

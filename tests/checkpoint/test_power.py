@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from lightloop import Module, Trainer
-from lightloop_plugins.checkpoint import local
-from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.storage import Content
+from lightloop_plugins.checkpoint.storage import local
+from lightloop_plugins.checkpoint.storage.disk import Disk
+from lightloop_plugins.checkpoint.storage.find import load_newest
+from lightloop_plugins.checkpoint.storage.folder import Content
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 
 SAVES = 4
 

@@ -10,11 +10,11 @@ import torch
 
 from lightloop.testing.ranks import run_ranks, values_of
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import read_manifest, write_manifest
-from lightloop_plugins.checkpoint.shards import INDEX, read_index
-from lightloop_plugins.checkpoint.tensors import from_bytes
-from lightloop_plugins.checkpoint.weights import export_weights
+from lightloop_plugins.checkpoint.format.manifest import read_manifest, write_manifest
+from lightloop_plugins.checkpoint.format.safetensors import from_bytes
+from lightloop_plugins.checkpoint.sharded.index import INDEX, read_index
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from lightloop_plugins.checkpoint.weights.load import export_weights
 from tests.checkpoint.sharded_rig import DDP, FSDP, Net, again, beside, faulty, forgetful, guarded, life, odd, unwilling
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightloop.testing.ranks import run_ranks, values_of
-from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint.sharded_rig import DDP, FSDP, counted, doomed, plain
 from tests.checkpoint.test_sharded import same
 

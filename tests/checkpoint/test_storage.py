@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_newest, load_one
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import MANIFEST, STATE, TENSORS
-from lightloop_plugins.checkpoint.remote import folder_of
-from lightloop_plugins.checkpoint.storage import Content
+from lightloop_plugins.checkpoint.format.manifest import MANIFEST, STATE, TENSORS
+from lightloop_plugins.checkpoint.storage.find import load_newest, load_one
+from lightloop_plugins.checkpoint.storage.folder import Content
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from lightloop_plugins.checkpoint.storage.remote import folder_of
 from tests.checkpoint.faults import FaultyDisk, in_child
 
 

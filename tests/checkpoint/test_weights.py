@@ -10,9 +10,9 @@ import torch
 from lightloop import Trainer
 from lightloop.testing import TinyClassifier, classification_batches
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.filling import fill
-from lightloop_plugins.checkpoint.unpickle import import_weights
-from lightloop_plugins.checkpoint.weights import export_weights, load_weights
+from lightloop_plugins.checkpoint.weights.filling import fill
+from lightloop_plugins.checkpoint.weights.load import export_weights, load_weights
+from lightloop_plugins.checkpoint.weights.unpickle import import_weights
 
 QUIET = ["-progress", "-model_summary"]
 

@@ -8,12 +8,13 @@ import torch
 
 from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.testing import probe_batches
-from lightloop_plugins.checkpoint import limits, local
-from lightloop_plugins.checkpoint.disk import Disk
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import load_best, load_newest, monitored
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import Manifest, write_manifest
+from lightloop_plugins.checkpoint.format import limits
+from lightloop_plugins.checkpoint.format.manifest import Manifest, write_manifest
+from lightloop_plugins.checkpoint.storage import local
+from lightloop_plugins.checkpoint.storage.disk import Disk
+from lightloop_plugins.checkpoint.storage.find import load_best, load_newest, monitored
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint.faults import in_child
 
 QUIET = ["-progress", "-model_summary"]

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from lightloop_plugins.checkpoint.weights import export_weights, load_weights
+from lightloop_plugins.checkpoint.weights.load import export_weights, load_weights
 from lightloop_plugins.swa import SWA
 
 

@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pack_sequence
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches, toy_device
-from lightloop_plugins.accelerators._place import place
-from lightloop_plugins.accelerators._transfer import move
+from lightloop_plugins.accelerators._device.place import place
+from lightloop_plugins.accelerators._device.transfer import move
 
 CPU = torch.device("cpu")
 Point = namedtuple("Point", "x y")

@@ -11,15 +11,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches, count_syncs, toy_device
-from lightloop_plugins.accelerators import _transfer
-from lightloop_plugins.accelerators._transfer import SideStream
+from lightloop_plugins.accelerators._device import transfer
+from lightloop_plugins.accelerators._device.transfer import SideStream
 
 
 @pytest.fixture
 def pinned(monkeypatch):
     """The toy device has no memory that is pinned: the large tensors and ``True`` in ``pinned`` stand for such."""
-    monkeypatch.setattr(_transfer, "WORTH", 32)
-    monkeypatch.setattr(_transfer, "is_pinned", lambda tensor: tensor.device.type == "cpu" and tensor.ndim == 2)
+    monkeypatch.setattr(transfer, "WORTH", 32)
+    monkeypatch.setattr(transfer, "is_pinned", lambda tensor: tensor.device.type == "cpu" and tensor.ndim == 2)
 
 
 class Recorded:
@@ -60,7 +60,7 @@ class Recorded:
             def wait_stream(self, other):
                 note(f"{self.name} waits for {other.name}")
 
-        plain = _transfer.to_device
+        plain = transfer.to_device
 
         def to_device(tensor, device):
             note(f"copy {tuple(tensor.shape)} in {self.current}")
@@ -73,7 +73,7 @@ class Recorded:
             "record_stream",
             lambda tensor, stream: note(f"{tuple(tensor.shape)} is used in {stream.name}"),
         )
-        monkeypatch.setattr(_transfer, "to_device", to_device)
+        monkeypatch.setattr(transfer, "to_device", to_device)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_what_moves_itself_does_so_in_the_current_stream(toy, monkeypatch, pinne
 
 
 def test_only_so_many_batches_wait_on_the_device(toy, calls, monkeypatch):
-    monkeypatch.setattr(_transfer, "AHEAD", 2)
+    monkeypatch.setattr(transfer, "AHEAD", 2)
     side = SideStream(toy)
     for _ in range(4):
         side.move(torch.ones(4, 4))
@@ -162,8 +162,8 @@ def test_a_copy_that_fails_leaves_nothing_for_the_next_batch(toy, calls):
 
 def test_training_with_streams_of_torch_is_bit_equal_to_the_cpu(toy, pinned, monkeypatch):
     """The calls themselves are torch's, on a device with a single stream and so no order; its events cannot be waited for."""
-    monkeypatch.setattr(_transfer, "AHEAD", 100)
-    monkeypatch.setattr("lightloop_plugins.accelerators._place.STREAMS", ("toy",))
+    monkeypatch.setattr(transfer, "AHEAD", 100)
+    monkeypatch.setattr("lightloop_plugins.accelerators._device.place.STREAMS", ("toy",))
     used = []
     monkeypatch.setattr(toy_device.ToyTensor, "record_stream", lambda tensor, stream: used.append(stream))
 

@@ -142,7 +142,7 @@ def load_adapters(module: M, place: str | os.PathLike[str]) -> M:
     Raises:
         CheckpointError: if they were trained over another base.
     """
-    from lightloop_plugins.checkpoint.weights import fill, read_weights
+    from lightloop_plugins.checkpoint.weights.load import fill, read_weights
 
     weights, _ = read_weights(place)
     for name, layer in linears(module).items():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightloop import Loop, parameters_of
-from lightloop_plugins.accelerators._control import ControlledWorld, RankError, control_message
+from lightloop_plugins.accelerators._launcher.control import ControlledWorld, RankError, control_message
 
 T = TypeVar("T")
 

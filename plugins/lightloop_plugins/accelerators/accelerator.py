@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lightloop import option
-from lightloop_plugins.accelerators._place import Device, existing
+from lightloop_plugins.accelerators._device.place import Device, existing
 
 
 class Accelerator(Device):

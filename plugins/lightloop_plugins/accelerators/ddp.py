@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightloop import Loop, Step, discover, hookimpl, option, parameters_of
-from lightloop_plugins.accelerators._processes import Processes, no_line_search
+from lightloop_plugins.accelerators._launcher.processes import Processes, no_line_search
 
 BUCKET = 25 * 2**20
 """How many bytes of gradients are reduced at a time, which is what torch takes as well."""

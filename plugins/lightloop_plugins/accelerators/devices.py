@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins.accelerators._distributed import DEVICES, NODES, environment
 from lightloop_plugins.accelerators._horovod import launched
+from lightloop_plugins.accelerators._launcher.environment import DEVICES, NODES, environment
 
 
 class Devices(Plugin):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightloop import Loop, Plugin, hookimpl
-from lightloop_plugins.accelerators._distributed import DEVICES, environment
+from lightloop_plugins.accelerators._launcher.environment import DEVICES, environment
 
 
 class Dp(Plugin):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from lightloop import Loop, hookimpl, option, warn
-from lightloop_plugins.accelerators._distributed import DEVICES
-from lightloop_plugins.accelerators._place import Device, existing
+from lightloop_plugins.accelerators._device.place import Device, existing
+from lightloop_plugins.accelerators._launcher.environment import DEVICES
 
 
 class Gpus(Device):

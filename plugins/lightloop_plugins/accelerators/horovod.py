@@ -15,7 +15,7 @@ from lightloop_plugins.accelerators._horovod import (
     share_state,
     share_weights,
 )
-from lightloop_plugins.accelerators._processes import no_line_search, same_count, same_module
+from lightloop_plugins.accelerators._launcher.processes import no_line_search, same_count, same_module
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """What learning rates are called in a parameter group, by optimizers and by schedules."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lightloop_plugins.accelerators._place import Device, existing
+from lightloop_plugins.accelerators._device.place import Device, existing
 
 
 class Mps(Device):

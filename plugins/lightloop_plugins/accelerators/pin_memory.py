@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from lightloop import Loop, Plugin, hookimpl, option, remade
-from lightloop_plugins.accelerators._transfer import STREAMS
+from lightloop_plugins.accelerators._device.transfer import STREAMS
 
 
 class PinMemory(Plugin):

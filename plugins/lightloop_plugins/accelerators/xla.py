@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from lightloop import Loop, hookimpl, option, warn
-from lightloop_plugins.accelerators._distributed import environment
-from lightloop_plugins.accelerators._place import Device
+from lightloop_plugins.accelerators._device.place import Device
+from lightloop_plugins.accelerators._launcher.environment import environment
 from lightloop_plugins.accelerators._xla import SPMD, Compilations, engine, seed_of_torch
 
 NOW = "accelerator='xla', and for all cores of the machine strategy='xla_spmd' as well"

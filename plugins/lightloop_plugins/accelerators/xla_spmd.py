@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightloop import Loop, Plugin, hookimpl, option, warn
-from lightloop_plugins.accelerators._distributed import DEVICES, NODES
+from lightloop_plugins.accelerators._launcher.environment import DEVICES, NODES
 from lightloop_plugins.accelerators._xla import SPMD, engine
 
 

@@ -9,19 +9,19 @@ from typing import Any, ClassVar, Literal
 
 from lightloop import Loop, Plugin, hookimpl, option, warn
 from lightloop_plugins._sharding import SHARDING
-from lightloop_plugins.checkpoint.content import ready, saver_for, take
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.handover import DIRECTORY, HELD, READING, RESUMED
 from lightloop_plugins.checkpoint.hooks import CheckpointHooks
-from lightloop_plugins.checkpoint.inputs import describe_inputs
-from lightloop_plugins.checkpoint.partial import Base, LeftOut, described, weights_without
-from lightloop_plugins.checkpoint.reading import Reading
-from lightloop_plugins.checkpoint.record import describe_plugins, describe_run
-from lightloop_plugins.checkpoint.remote import absolute, folder_in, folder_of
+from lightloop_plugins.checkpoint.keys import DIRECTORY, HELD, READING, RESUMED
 from lightloop_plugins.checkpoint.saver import Saver, new_run
-from lightloop_plugins.checkpoint.storage import EXCEPTION, PREFIX, Content, Folder
+from lightloop_plugins.checkpoint.state.inputs import describe_inputs
+from lightloop_plugins.checkpoint.state.partial import Base, LeftOut, described, weights_without
+from lightloop_plugins.checkpoint.state.reading import Reading
+from lightloop_plugins.checkpoint.state.record import describe_plugins, describe_run
+from lightloop_plugins.checkpoint.state.run import ready, saver_for, take
+from lightloop_plugins.checkpoint.storage.folder import EXCEPTION, PREFIX, Content, Folder
+from lightloop_plugins.checkpoint.storage.remote import absolute, folder_in, folder_of
 from lightloop_plugins.checkpoint.trigger import Rhythm, Trigger
-from lightloop_plugins.checkpoint.weights import load_module, take_hyperparameters
+from lightloop_plugins.checkpoint.weights.load import load_module, take_hyperparameters
 from lightloop_plugins.run_dir import RUN_DIR
 
 PATIENCE = 120.0

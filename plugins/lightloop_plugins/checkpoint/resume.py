@@ -8,20 +8,20 @@ from collections.abc import Generator
 from typing import Any
 
 from lightloop import Loop, Plugin, hookimpl, option
-from lightloop_plugins.checkpoint.chosen import begin_with, load_for_evaluation
-from lightloop_plugins.checkpoint.content import Restoration
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import Found, load_newest, load_one
-from lightloop_plugins.checkpoint.handover import DIRECTORY, HELD, READING, RESUME, RESUMED, Resumption
-from lightloop_plugins.checkpoint.limits import allowance
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.positions import Resumed, restore_evaluation
-from lightloop_plugins.checkpoint.random_state import set_global
-from lightloop_plugins.checkpoint.reading import Reading
-from lightloop_plugins.checkpoint.record import check_same_run, finished
-from lightloop_plugins.checkpoint.remote import folder_in, folder_of
-from lightloop_plugins.checkpoint.storage import FOLDER, Folder
-from lightloop_plugins.checkpoint.weights import folder_at, load_path
+from lightloop_plugins.checkpoint.format.limits import allowance
+from lightloop_plugins.checkpoint.keys import DIRECTORY, HELD, READING, RESUME, RESUMED, Resumption
+from lightloop_plugins.checkpoint.state.loader import Resumed, restore_evaluation
+from lightloop_plugins.checkpoint.state.random_state import set_global
+from lightloop_plugins.checkpoint.state.reading import Reading
+from lightloop_plugins.checkpoint.state.record import check_same_run, finished
+from lightloop_plugins.checkpoint.state.run import Restoration
+from lightloop_plugins.checkpoint.storage.find import Found, load_newest, load_one
+from lightloop_plugins.checkpoint.storage.folder import FOLDER, Folder
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from lightloop_plugins.checkpoint.storage.remote import folder_in, folder_of
+from lightloop_plugins.checkpoint.weights.chosen import begin_with, load_for_evaluation
+from lightloop_plugins.checkpoint.weights.load import folder_at, load_path
 from lightloop_plugins.run_dir import RUN_DIR, RUN_FOLDERS, RUN_HOLD
 
 log = logging.getLogger("lightloop")

@@ -10,8 +10,8 @@ from typing import Any
 
 from lightloop import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.retention import Saved, find_saved, remove, to_remove
-from lightloop_plugins.checkpoint.storage import PREFIX, Content, Folder
+from lightloop_plugins.checkpoint.storage.folder import PREFIX, Content, Folder
+from lightloop_plugins.checkpoint.storage.retention import Saved, find_saved, remove, to_remove
 
 MAX_FAILURES = 3
 """So many saves in a row may fail with a warning; the next one is an error."""

@@ -9,7 +9,7 @@ from lightloop import Module, Trainer
 from lightloop.cli.front import main
 from lightloop.testing import PluginContract
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.local import LocalFolder
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 
 ONLY = ["-*", "checkpoint", "resume", "run_dir", "duration"]
 ADAPTERS = [f"{layer}.lora_{part}" for layer in ("body.0", "head") for part in ("a", "b", "scale")]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lightloop.cli.front import Parser, UsageError
 from lightloop_plugins.checkpoint.commands.text import printable, size
-from lightloop_plugins.checkpoint.foreign import digest
-from lightloop_plugins.checkpoint.partial import listed
-from lightloop_plugins.checkpoint.unpickle import read_foreign
-from lightloop_plugins.checkpoint.weights import export_weights
+from lightloop_plugins.checkpoint.state.partial import listed
+from lightloop_plugins.checkpoint.weights.foreign import digest
+from lightloop_plugins.checkpoint.weights.load import export_weights
+from lightloop_plugins.checkpoint.weights.unpickle import read_foreign
 
 FILES = (".safetensors", ".pt", ".pth", ".bin")
 

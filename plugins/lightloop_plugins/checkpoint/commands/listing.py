@@ -13,9 +13,9 @@ from lightloop_plugins.checkpoint.commands.places import Place, checkpoints
 from lightloop_plugins.checkpoint.commands.reading import faults
 from lightloop_plugins.checkpoint.commands.text import as_json, printable, size, table
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import monitored
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import MANIFEST, Manifest
+from lightloop_plugins.checkpoint.format.manifest import MANIFEST, Manifest
+from lightloop_plugins.checkpoint.storage.find import monitored
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 
 COLUMNS = ("CHECKPOINT", "STEP", "EPOCH", "SAVED", "METRIC", "SIZE", "RUN", "CONDITION")
 

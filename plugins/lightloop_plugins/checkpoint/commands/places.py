@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.find import newest_first
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import Manifest, is_name
-from lightloop_plugins.checkpoint.remote import RemoteFolder, folder_in, folder_of
-from lightloop_plugins.checkpoint.storage import BAD, DEAD, EXCEPTION, FOLDER, PREFIX, TEMPORARY, Folder
+from lightloop_plugins.checkpoint.format.manifest import Manifest, is_name
+from lightloop_plugins.checkpoint.storage.find import newest_first
+from lightloop_plugins.checkpoint.storage.folder import BAD, DEAD, EXCEPTION, FOLDER, PREFIX, TEMPORARY, Folder
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from lightloop_plugins.checkpoint.storage.remote import RemoteFolder, folder_in, folder_of
 
 ASIDE = {BAD: "kept aside as damaged", DEAD: "being deleted", TEMPORARY: "not finished"}
 """What else is in a folder of checkpoints, by how its name begins."""

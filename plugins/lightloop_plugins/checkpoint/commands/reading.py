@@ -15,14 +15,14 @@ from torch import Tensor
 from lightloop import open_handle
 from lightloop_plugins.checkpoint.commands.places import Place
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.header import Header, read_header
-from lightloop_plugins.checkpoint.limits import check_size
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.manifest import STATE, TENSORS, Manifest
-from lightloop_plugins.checkpoint.remote import RemoteFolder
-from lightloop_plugins.checkpoint.shards import INDEX, read_index
-from lightloop_plugins.checkpoint.strict_json import MAX_JSON, from_json
-from lightloop_plugins.checkpoint.tree import decode
+from lightloop_plugins.checkpoint.format.header import Header, read_header
+from lightloop_plugins.checkpoint.format.limits import check_size
+from lightloop_plugins.checkpoint.format.manifest import STATE, TENSORS, Manifest
+from lightloop_plugins.checkpoint.format.strict_json import MAX_JSON, from_json
+from lightloop_plugins.checkpoint.format.tree import decode
+from lightloop_plugins.checkpoint.sharded.index import INDEX, read_index
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from lightloop_plugins.checkpoint.storage.remote import RemoteFolder
 
 
 @contextmanager

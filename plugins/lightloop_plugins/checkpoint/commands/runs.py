@@ -17,8 +17,8 @@ from lightloop_plugins.checkpoint.commands.places import Place
 from lightloop_plugins.checkpoint.commands.traces import Trace
 from lightloop_plugins.checkpoint.commands.witness import VARIABLE, Witness
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.local import LocalFolder
-from lightloop_plugins.checkpoint.storage import FOLDER
+from lightloop_plugins.checkpoint.storage.folder import FOLDER
+from lightloop_plugins.checkpoint.storage.local import LocalFolder
 
 OVERRIDES = {
     "enable_checkpointing": "true",

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lightloop import Loop, Plugin, hookimpl, map_leaves
-from lightloop_plugins.checkpoint.random_state import take_global
-from lightloop_plugins.checkpoint.tensors import raw
+from lightloop_plugins.checkpoint.format.safetensors import raw
+from lightloop_plugins.checkpoint.state.random_state import take_global
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 VARIABLE = "LIGHTLOOP_VERIFY_RESUME"

@@ -1,0 +1,1 @@
+"""What the device plugins share: which device there is, and how modules and batches get there."""

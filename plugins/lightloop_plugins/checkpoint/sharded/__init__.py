@@ -1,0 +1,1 @@
+"""Checkpoints of runs in which each rank has a part of the tensors."""

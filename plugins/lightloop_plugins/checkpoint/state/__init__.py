@@ -1,0 +1,1 @@
+"""What is in a checkpoint: everything that a run needs to resume bit-exactly."""
