@@ -74,11 +74,15 @@ EVENTS = {
 """What plugins are there for, and the module in which it happens."""
 
 
-def proved(folder, options, sample=None, **how):
-    logging.getLogger("lightloop").setLevel(logging.ERROR)
-    report = resuming(folder, options, **how).prove(sample)
-    assert not report.partings, "\n".join(map(str, (report, *report.first)))
-    return report
+@pytest.fixture
+def proved(tmp_path, counted):
+    def prove(options, sample=None, **how):
+        logging.getLogger("lightloop").setLevel(logging.ERROR)
+        report = counted(resuming(tmp_path, options, **how).prove(sample))
+        assert not report.partings, "\n".join(map(str, (report, *report.first)))
+        return report
+
+    return prove
 
 
 def options_of(keyword):
@@ -91,40 +95,40 @@ SAMPLE = ["skip_step 2", "rewind to an older copy, in windows", "early stopping 
 
 
 @pytest.mark.parametrize("event", SAMPLE)
-def test_a_run_in_which_something_happens_is_resumed_exactly_from_some_boundaries(event, tmp_path):
+def test_a_run_in_which_something_happens_is_resumed_exactly_from_some_boundaries(event, proved):
     module, options = EVENTS[event]
-    assert proved(tmp_path, {"max_epochs": 2, **options}, 4, module=module).boundaries == 4
+    assert proved({"max_epochs": 2, **options}, 4, module=module).boundaries == 4
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_run_in_which_something_happens_is_resumed_exactly_from_every_boundary(event, tmp_path):
+def test_a_run_in_which_something_happens_is_resumed_exactly_from_every_boundary(event, proved):
     module, options = EVENTS[event]
-    assert proved(tmp_path, options, module=module).boundaries
+    assert proved(options, module=module).boundaries
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("loader", LOADERS.keys() - {"sequences"})
-@pytest.mark.parametrize("module", MODULES.keys() - {"Sequences"})
-def test_every_module_is_resumed_exactly_with_every_loader(module, loader, tmp_path):
-    assert proved(tmp_path, {"accumulate_grad_batches": 2}, module=module, loader=loader).boundaries
+@pytest.mark.parametrize("loader", sorted(LOADERS.keys() - {"sequences"}))
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"Sequences"}))
+def test_every_module_is_resumed_exactly_with_every_loader(module, loader, proved):
+    assert proved({"accumulate_grad_batches": 2}, module=module, loader=loader).boundaries
 
 
 @pytest.mark.torture
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("keyword", KEYWORDS)
-def test_every_option_is_resumed_exactly_from_every_boundary(keyword, tmp_path):
+def test_every_option_is_resumed_exactly_from_every_boundary(keyword, proved):
     module = MODULE_OF.get(keyword, "Net")
     options = options_of(keyword)
     if module == "Sequences":
         options = {"truncated_bptt_steps": 2, **options}
-    assert proved(tmp_path, options, module=module).boundaries
+    assert proved(options, module=module).boundaries
 
 
 @pytest.mark.torture
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(40))
-def test_random_sets_of_events_are_resumed_exactly(seed, tmp_path):
+def test_random_sets_of_events_are_resumed_exactly(seed, proved):
     draw = random.Random(seed)
     picked = draw.sample(
         [options for module, options in EVENTS.values() if module in ("Net", "Infinite", "NanGradients")], 3
@@ -133,5 +137,5 @@ def test_random_sets_of_events_are_resumed_exactly(seed, tmp_path):
     if "nonfinite" in options:
         options.pop("nonfinite_async", None)
         options.pop("nonfinite_async_every", None)
-    how = partial(proved, tmp_path, options, module=draw.choice(["Infinite", "NanGradients"]))
+    how = partial(proved, options, module=draw.choice(["Infinite", "NanGradients"]))
     assert how(loader=draw.choice(sorted(LOADERS.keys() - {"sequences"}))).boundaries
