@@ -53,7 +53,7 @@ def _back_at(value: Any, device: torch.device) -> Any:
 
 
 def take_metrics(loop: Loop) -> dict[str, Any]:
-    """Every running metric, and what was logged last."""
+    """Every running metric, what was logged last, and the means of the epoch that has ended."""
     metrics = loop.metrics
     return {
         "step": {name: _take_running(running) for name, running in metrics.step.items()},
@@ -62,6 +62,7 @@ def take_metrics(loop: Loop) -> dict[str, Any]:
         "updates": dict(metrics.updates),
         "wholes": dict(metrics.wholes),
         "on_bar": sorted(metrics.on_bar),
+        "means": {name: _out(value) for name, value in loop.epoch_metrics.items()},
     }
 
 
@@ -74,6 +75,7 @@ def apply_metrics(loop: Loop, saved: Mapping[str, Any]) -> None:
     metrics.updates = dict(saved["updates"])
     metrics.wholes = dict(saved.get("wholes", {}))
     metrics.on_bar = set(saved["on_bar"])
+    loop.epoch_metrics = {name: _back(value) for name, value in saved.get("means", {}).items()}
 
 
 def _take_running(running: Running) -> dict[str, Any]:
