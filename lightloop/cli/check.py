@@ -26,6 +26,8 @@ class Test(PluginContract):
     others = {others!r}
     trainer = json.loads({trainer!r})
     processes = {processes!r}
+    boundaries = {boundaries!r}
+    unsteady = {unsteady!r}
 """
 
 
@@ -34,6 +36,10 @@ def check(arguments: list[str]) -> int:
     parser = Parser("check", check)
     parser.add_argument("name", metavar="NAME", help="the plugin")
     parser.add_argument("--processes", type=int, default=2, help="in how many it is run together; 1 leaves that out")
+    parser.add_argument("--boundaries", type=int, default=3, metavar="N", help="at how many places between its batches, of "
+        "six, a run is killed and resumed, and its whole state compared; 0 leaves that out")  # fmt: skip
+    parser.add_argument("--unsteady", action="append", default=[], metavar="PATTERN", help="what no two runs have in common, "
+        "such as plugins.NAME.seconds; may be given again")  # fmt: skip
     parser.epilog = "Options are the Trainer's, and should make the plugin do what it is for; --plugins adds others."
     said, rest = parser.parse_known_args(arguments)
     others, options = read_options(rest)
@@ -50,7 +56,8 @@ def check(arguments: list[str]) -> int:
     own = {fields[keyword].name: value for keyword, value in options.items() if keyword in fields}
     rest_of = {keyword: value for keyword, value in options.items() if keyword not in fields}
     values = {"options": json.dumps(own), "others": others, "trainer": json.dumps(rest_of)}
-    done = _run_test(TEST.format(name=said.name, processes=said.processes, **values))
+    resumed = {"boundaries": said.boundaries, "unsteady": tuple(said.unsteady)}
+    done = _run_test(TEST.format(name=said.name, processes=said.processes, **values, **resumed))
     print(_report(done.stdout) or done.stdout + done.stderr)
     return 0 if done.returncode == 0 else 1
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pluggy
 
@@ -16,9 +17,20 @@ from lightloop.host.nearest import differ_by_a_letter, nearest
 from lightloop.host.plugin import Plugin
 from lightloop.host.roles import ROLES
 
+_CHECKED: WeakKeyDictionary[type[Plugin], dict[object, list[str]]] = WeakKeyDictionary()
+"""What came out for a class, by its name and the hooks that there were: a process that trains often looks once."""
+
 
 def check_hooks(plugin: Plugin, hooks: Mapping[str, pluggy.HookCaller]) -> list[str]:
     """Refuse what one plugin marks as a hook, or forgets to mark; the doubts that it leaves are returned as warnings."""
+    known = _CHECKED.setdefault(type(plugin), {})
+    among = plugin.label, frozenset((name, hook.spec and hook.spec.function) for name, hook in hooks.items())
+    if among not in known:
+        known[among] = _checked(plugin, hooks)
+    return known[among]
+
+
+def _checked(plugin: Plugin, hooks: Mapping[str, pluggy.HookCaller]) -> list[str]:
     doubts = [
         f"{plugin.label}: the tag {tag!r} is nearly {role!r}, which is the role of what {ROLES[role]}: write {role!r}, or call "
         "the tag something else"

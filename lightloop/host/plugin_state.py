@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from lightloop.host.options import options_of
 
 if TYPE_CHECKING:
     from lightloop.host.plugin import Plugin
@@ -48,7 +49,7 @@ def key(name: str) -> str:
 
 def undeclared(plugin: Plugin) -> list[str]:
     """The attributes of ``plugin`` that are no option and are declared neither as state nor as transient."""
-    options = {field.name for field in dataclasses.fields(plugin)}  # type: ignore[arg-type]
+    options = {field.name for field in options_of(type(plugin)).values()}
     known = {*options, *type(plugin).state, *type(plugin).transient, *HOST}
     return sorted(name for name in vars(plugin) if name not in known)
 

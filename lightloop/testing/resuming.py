@@ -6,8 +6,9 @@ import csv
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Witness(Plugin):
     """
 
     name = "witness"
+    tags = ("watches",)
     after = ("checkpoint", "log_every", "resume")
 
     def __init__(
@@ -120,8 +122,9 @@ class Report:
 
     @property
     def first(self) -> list[Parting]:
-        """The first parting of each attribute."""
-        return list({parting.path: parting for parting in reversed(self.partings)}.values())[::-1]
+        """The first parting of each attribute, the earliest in the run before others, and of those the plugins'."""
+        each = {parting.path: parting for parting in reversed(self.partings)}.values()
+        return sorted(each, key=lambda found: (found.at == END, found.at, not found.path.startswith("plugins.")))
 
 
 @dataclass
@@ -165,6 +168,12 @@ class Resuming:
             self._live_by_batch(report, whole, boundaries)
         return report
 
+    def find_unsteady(self) -> None:
+        """Leave out of the comparison which metrics and attributes of plugins differ between two runs that no one stops."""
+        first, again = (self.live(name, Report()) for name in ("plain", "again"))
+        paths = {path for number in first for path in differing(first[number], again.get(number, {}))}
+        self.unsteady = (*self.unsteady, *sorted({pattern for path in paths for pattern in _alike(path)}))
+
     def _live_by_batch(self, report: Report, whole: Mapping[Boundary, Snapshot], boundaries: list[Boundary]) -> None:
         """A life for each batch."""
         place = "lives"
@@ -180,7 +189,7 @@ class Resuming:
         report.lives += 1
         root = self.folder / name
         where = self.folder / ("at" if name == "whole" else f"{name}-at") if copies else None
-        witness = Witness(root, where, name != "plain", kill)
+        witness = Witness(root, where, name not in ("plain", "again"), kill)
         options = {**PLACE, "default_root_dir": str(root), "resume": "auto" if resume else None}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -215,6 +224,17 @@ class Resuming:
 def named(boundary: Boundary) -> str:
     """The name of the folder for a boundary."""
     return f"{boundary[0]}-{boundary[1]}"
+
+
+def _alike(path: str) -> Iterator[str]:
+    """The patterns of all that goes with the value at ``path``, where that is a plugin's attribute or a metric."""
+    kind, *names = path.split(".")
+    if kind == "plugins":
+        yield f"plugins.{escape('.'.join(names[:2]))}*"
+    for before, number in (("metrics", 1), ("epoch_metrics", 0), ("files", 2)):
+        if kind == before and len(names) > number and names[number] != "#":
+            name = escape(names[number])
+            yield from (f"metrics.*.{name}*", f"epoch_metrics.{name}*", f"files.metrics.*.{name}*")
 
 
 def scramble(seed: int) -> None:

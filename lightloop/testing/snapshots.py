@@ -7,7 +7,7 @@ import io
 import random
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightloop import Loop, Plugin, Trainer
+from lightloop.host.options import options_of
 from lightloop.host.plugin_state import HOST
 from lightloop.metrics import Running
 from lightloop.state import State
@@ -34,8 +35,12 @@ OF_THE_PROCESS = (
     "training_step", "world",
 )  # fmt: skip
 """Attributes of the loop that a fit makes anew, or that tell where it runs."""
+PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device))
+"""Whose values are told as they are written."""
 OPAQUE = (Plugin, State, Trainer, io.IOBase, type, types.ModuleType, types.FunctionType, types.MethodType)
 """What is compared by its type alone."""
+WHOLE = (*OPAQUE, Tensor, torch.Generator, random.Random)
+"""What is one value, though it has attributes."""
 DEPTH = 12
 """How deep an object is looked into."""
 
@@ -58,10 +63,8 @@ def snapshot(loop: Loop, root: Path | str = "") -> Snapshot:
         ),
         "plugins": {plugin.key: attributes(plugin) for plugin in loop.plugins},
     }
-    found: Snapshot = {}
-    for path, text in lines(tree):
-        found[path] = text.replace(f"{root}/", "") if root else text
-    return found
+    found = lines(tree)
+    return {path: text.replace(f"{root}/", "") for path, text in found.items()} if root else found
 
 
 def generators() -> tuple[Any, ...]:
@@ -72,19 +75,30 @@ def generators() -> tuple[Any, ...]:
 
 def attributes(plugin: Plugin) -> dict[str, Any]:
     """The attributes of ``plugin`` that a resumed run must have as they were: all that it does not declare otherwise."""
-    apart = {*type(plugin).__dataclass_fields__, *type(plugin).transient, *HOST}  # type: ignore[attr-defined]
+    options = {field.name for field in options_of(type(plugin)).values()}
+    apart = {*options, *type(plugin).transient, *HOST}
     return {name: value for name, value in vars(plugin).items() if name not in apart}
 
 
-def lines(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Each value that is found in ``value``, as text, with the path to it."""
+def lines(value: Any) -> Snapshot:
+    """Each value that is found in ``value``, as text, by the path to it."""
+    found: Snapshot = {}
+    _collect(value, "", 0, found)
+    return found
+
+
+def _collect(value: Any, path: str, depth: int, found: Snapshot) -> None:
+    if type(value) in PLAIN:
+        found[path] = repr(value)
+        return
     parts = None if depth > DEPTH else _parts(value)
     if parts is None:
-        yield path, _text(value)
+        found[path] = _text(value)
         return
-    yield f"{path}.#".lstrip("."), str(len(parts))
+    before = f"{path}." if path else ""
+    found[f"{before}#"] = str(len(parts))
     for name, part in parts.items():
-        yield from lines(part, f"{path}.{name}".lstrip("."), depth + 1)
+        _collect(part, f"{before}{name}", depth + 1, found)
 
 
 def differing(one: Snapshot, other: Snapshot, unsteady: tuple[str, ...] = ()) -> list[str]:
@@ -95,7 +109,7 @@ def differing(one: Snapshot, other: Snapshot, unsteady: tuple[str, ...] = ()) ->
 
 def digest(value: Any) -> str:
     """A short text for a value that may be large, such as a batch."""
-    return _hash("\n".join(f"{path} {text}" for path, text in lines(value)).encode())
+    return _hash("\n".join(f"{path} {text}" for path, text in lines(value).items()).encode())
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
@@ -106,7 +120,7 @@ def _parts(value: Any) -> dict[Any, Any] | None:
         return dict(enumerate(value))
     if isinstance(value, Running):
         return {"reduce": value.reduce, "pairs": value.pairs}
-    if isinstance(value, (*OPAQUE, Tensor, torch.Generator, random.Random)):
+    if isinstance(value, WHOLE):
         return None
     if isinstance(value, (nn.Module, torch.optim.Optimizer)) or callable(getattr(value, "state_dict", None)):
         return dict(value.state_dict())
@@ -133,8 +147,7 @@ def _text(value: Any) -> str:
         return f"{value.dtype} {value.shape} {_hash(value.tobytes())}"
     if isinstance(value, (set, frozenset)):
         return repr(sorted(map(repr, value)))
-    plain_kinds = (type(None), bool, int, float, complex, str, bytes, Path, torch.dtype, torch.device)
-    return repr(value) if isinstance(value, plain_kinds) else f"a {type(value).__qualname__}"
+    return repr(value) if isinstance(value, (*PLAIN, Path)) else f"a {type(value).__qualname__}"
 
 
 def _hash(data: bytes) -> str:

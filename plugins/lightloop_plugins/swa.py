@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR
 
-from lightloop import Loop, Plugin, hookimpl, keep_random, option, warn
+from lightloop import Loop, Plugin, Schedule, hookimpl, keep_random, option, warn
 from lightloop_plugins._trial import generators_kept
 
 
@@ -36,7 +36,7 @@ class SWA(Plugin):
     after = ("lr_schedule",)
     before = ("checkpoint",)
     state = ("average", "averaged", "_schedulers", "_trained")
-    transient = ("_loaded", "_first")
+    transient = ("_loaded", "_first", "_schedules")
 
     start: int | float | None = option(
         None, "Epoch from which weights are averaged, counted from 0; or a fraction of the training (0.75)."
@@ -59,6 +59,7 @@ class SWA(Plugin):
         self._loaded: Mapping[str, Any] | None = None
         self._schedulers: list[SWALR] = []
         self._first = 0
+        self._schedules: list[Schedule] = []
         self._trained: dict[str, Tensor] = {}
         """Parameters and statistics as training left them, while the module has the averaged ones."""
 
@@ -67,15 +68,14 @@ class SWA(Plugin):
         if self._loaded is None:
             self.average, self.averaged = {}, 0
         self._schedulers, self._trained = [], {}
-        self._first = self._first_epoch(loop)
+        self._first, self._schedules = self._first_epoch(loop), loop.schedules
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
         self._train_on(loop)
         if self.lr is None or self._schedulers or loop.epoch < self._first:
             return
-        for schedule in loop.schedules:
-            schedule.paused = True
+        self._pause()
         self._schedulers = [
             SWALR(optimizer, self.lr, anneal_epochs=self.anneal_epochs, anneal_strategy=self.anneal)
             for optimizer in loop.optimizers
@@ -116,7 +116,7 @@ class SWA(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self._schedulers, self._loaded, self._trained = [], None, {}
+        self._schedulers, self._loaded, self._trained, self._schedules = [], None, {}, []
 
     def state_dict(self) -> dict[str, Any]:
         schedulers = [scheduler.state_dict() for scheduler in self._schedulers]
@@ -131,6 +131,13 @@ class SWA(Plugin):
         self.average, self.averaged = dict(state["average"]), state["averaged"]
         self._trained = dict(state.get("trained", {}))
         self._loaded = state
+        if state["schedulers"]:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Let no other schedule set the rates."""
+        for schedule in self._schedules:
+            schedule.paused = True
 
     @torch.no_grad()
     def _put_average(self, loop: Loop) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightloop import Module, Trainer
+from lightloop import Module, Plugin, Trainer, hookimpl, option
 from lightloop_plugins.checkpoint.errors import CheckpointError
 
 PLAIN = {"samples": 64, "size": 8, "values": 0.0, "shuffle": True, "lr": 0.1, "schedule": None, "hidden": 4}
@@ -43,7 +43,8 @@ def fit(directory, resume=None, data=None, **options):
         data = DataLoader(TensorDataset(x), given["size"], shuffle=given["shuffle"])
     module = Net(given["lr"], given["schedule"], given["hidden"])
     options = {"checkpoint_dir": directory, "max_epochs": 1, **options}
-    Trainer(["-progress", "-model_summary"], resume=resume, **options).fit(module, data)
+    listed = ["-progress", "-model_summary", *options.pop("plugins", [])]
+    Trainer(listed, resume=resume, **options).fit(module, data)
 
 
 def told(directory, first, then, **options):
@@ -158,3 +159,27 @@ def test_nothing_is_read_of_data_that_is_not_in_memory(tmp_path):
     data.read = 0
     fit(tmp_path, "auto", data=DataLoader(data, 2), resume_strict=True)
     assert data.read == 0
+
+
+class Counts(Plugin):
+    """Has a field that is no option, but what it counts."""
+
+    name = "counts"
+    state = ("count",)
+
+    size: int = option(1, "How much.")
+    count: int = 0
+
+    @hookimpl
+    def after_batch(self, loop):
+        self.count += 1
+
+
+def test_what_a_plugin_counts_is_no_option_that_has_changed(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(tmp_path, plugins=[Counts()])
+        fit(tmp_path, "auto", max_epochs=2, plugins=[Counts()], resume_strict=True)
+    fit(tmp_path / "other", plugins=[Counts()])
+    with pytest.warns(UserWarning, match="counts.size: then 1, now 2"):
+        fit(tmp_path / "other", "auto", max_epochs=2, plugins=[Counts(2)])

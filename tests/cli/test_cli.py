@@ -384,7 +384,9 @@ def test_an_error_in_the_run_is_code_1_with_a_last_line_that_says_where(run):
 def test_check_holds_a_plugin_to_the_contract(run):
     code, out, _ = run("check", "throughput", "--processes", "1")
     assert code == 0, out
-    assert re.search(r"^1\d passed, 2 skipped", out)
+    assert re.search(r"^1\d passed, 1 skipped", out)  # it runs in one process
+    code, out, _ = run("check", "ema", "--ema_decay", "0.9", "--processes", "1", "--boundaries", "0")
+    assert (code, re.search(r"^1\d passed, 2 skipped", out) is not None) == (0, True), out  # nor is it killed
     code, out, _ = run("check", "accumulate", "--accumulate_grad_batches", "0", "--processes", "1")
     assert code == 1
     assert "FAILED test_it_pickles\n" in out

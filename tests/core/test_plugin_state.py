@@ -5,6 +5,7 @@ import torch
 
 from lightloop import Every, Plugin, option
 from lightloop.host.plugin_state import undeclared
+from lightloop.testing.snapshots import attributes
 
 
 class Base(Plugin):
@@ -65,3 +66,19 @@ def test_what_is_state_is_saved_as_plain_data_and_put_back_in_its_form():
 def test_nonsense_is_refused_where_the_class_is_made(declared, said):
     with pytest.raises(TypeError, match=said):
         type("Wrong", (Plugin,), {"name": "wrong", **declared})
+
+
+class Annotated(Base):
+    name = "annotated"
+
+    rounds: int = 0
+
+
+def test_a_field_that_is_no_option_is_an_attribute_like_any_other():
+    assert undeclared(Annotated()) == ["rounds"]
+    one, other = Annotated(), Annotated(rounds=2)
+    assert {name: attributes(each).get("rounds") for name, each in (("one", one), ("other", other))} == {
+        "one": 0,
+        "other": 2,
+    }
+    assert "size" not in attributes(one)

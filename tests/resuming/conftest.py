@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.checkpoint.conftest import tmp_path as tmp_path  # in memory: each boundary of each life is saved
+
 COUNTED = ("boundaries", "lives", "values")
 
 
@@ -25,5 +27,7 @@ def pytest_terminal_summary(terminalreporter):
             if name.startswith("machine "):
                 totals[name.removeprefix("machine ")] += value
     if totals["lives"]:
-        said = "runs were killed at {boundaries:,} boundaries, resumed in {lives:,} lives, and {values:,} values compared"
+        said = (
+            "runs were killed at {boundaries:,} boundaries, resumed in {lives:,} lives, and {values:,} values compared"
+        )
         terminalreporter.write_line(said.format(**totals))

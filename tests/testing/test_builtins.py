@@ -119,6 +119,8 @@ SPECIAL = {
 class Contract(PluginContract):
     """All of them are run in two processes by one launch, one after another."""
 
+    boundaries = 0  # tests/resuming has each of them, with each of its options
+
     @pytest.fixture(autouse=True)
     def _launched(self, request, tmp_path_factory):
         if request.function.__name__ == "test_it_runs_in_several_processes":

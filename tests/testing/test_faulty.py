@@ -54,6 +54,21 @@ class Forgets(Good):
     def load_state_dict(self, state):
         pass
 
+class Loses(Good):
+    '''Takes back its count between two epochs, and not inside one.'''
+    name = "loses"
+    transient = ("since",)
+    disturbs = ("gradients", "parameters")
+    def reset(self):
+        self.since = 0
+    @hookimpl
+    def before_epoch(self, loop):
+        self.since = 0
+    @hookimpl
+    def before_step(self, loop):
+        self.since += 1
+        torch._foreach_mul_(loop.gradients, 1.0 / self.since)
+
 class Objects(Good):
     '''Keeps an object in its state.'''
     name = "objects"
@@ -240,15 +255,19 @@ import sys
 from lightloop.testing import PluginContract
 for name in sys.modules["os"].environ["FAULTS"].split():
     attributes = {"plugin": name, "processes": 2 if name in ("good", "apart") else 1, "__module__": __name__}
+    if name not in ("good", "loses"):
+        attributes["boundaries"] = 0
     globals()["Test_" + name] = type("Test_" + name, (PluginContract,), attributes)
 from faulty import Misnamed
 class Test_misnamed(PluginContract):
     plugin = Misnamed
     processes = 1
+    boundaries = 0
 """
 NAMES = re.findall(r'name = "(\w+)"', PLUGINS + NEEDY)
 STATE = "test_its_state_goes_through_state_dict"
 RESUMED = "test_a_run_that_is_gone_on_with_is_the_run_that_was_not_stopped"
+KILLED = "test_a_run_that_is_killed_between_two_batches_is_the_run_that_was_not_stopped"
 DISTURBS = "test_it_disturbs_nothing_that_it_does_not_declare"
 SURVIVES = "test_it_survives_a_fit_of_two_batches"
 MARKED = "test_its_hooks_are_called_as_its_author_thinks"
@@ -262,6 +281,7 @@ FAULTS = {
         STATE: "load_state_dict(state) and then state_dict() must give the state again",
         RESUMED: "the state of",
     },
+    "loses": {KILLED: "a resumed run differs, killed after batch 1 (epoch 0): module."},
     "objects": {STATE: "state_dict has what is no plain data: state['what'] is set"},
     "draws": {DISTURBS: "random"},
     "evals": {DISTURBS: "modes", LEAVES: "modes"},

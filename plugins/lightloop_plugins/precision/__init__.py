@@ -109,6 +109,8 @@ class Precision(Plugin):
         refuse_closures(loop, "precision='16-mixed'", why, searches_line)
         scaler = partial(torch.amp.GradScaler, _device(loop).type, float(self.init_scale))
         self.scalers = [scaler(growth_interval=self.growth_interval) for _ in loop.windows]
+        for each in self.scalers:  # a window that was open in a saved run may close before another loss is scaled
+            each.scale(torch.zeros((), device=_device(loop)))
         self._scaled = set()
 
     @hookimpl(wrapper=True)

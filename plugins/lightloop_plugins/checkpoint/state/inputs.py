@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ ROWS, VALUES = 8, 64
 """Of data in memory so many rows are looked at, and so many values of each."""
 PROBES = (1, 2, 5, 10, 100, 1000, 10000)
 """Where a function of the step is asked for the rate, to tell it from another."""
+OPTION = "lightloop.option"
+"""Under which key the metadata of a field tells that it is an option."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -51,10 +53,15 @@ def changed_options(plugin: Plugin, was: Mapping[str, str]) -> list[str]:
     """Which options of ``plugin`` are others than ``was``, a line each; those are left out that change no number."""
     if not has_state(plugin) and {"gradients", "parameters", "random"}.isdisjoint(plugin.disturbs):
         return []
-    kinds = {field.name: field.metadata.get("lightloop.option") for field in dataclasses.fields(plugin)}  # type: ignore[arg-type]
-    told = [name for name, kind in kinds.items() if name in was and not getattr(kind, "neutral", False)]
+    told = [name for name, option in options_of(plugin).items() if name in was and not option.neutral]
     then = {f"{plugin.key}.{name}": _ADDRESS.sub("", was[name]) for name in told}
     return changes(then, {f"{plugin.key}.{name}": _ADDRESS.sub("", shown(getattr(plugin, name))) for name in told})
+
+
+def options_of(plugin: Plugin) -> dict[str, Any]:
+    """What is known of each option of ``plugin``; other fields of its class are constructor arguments alone."""
+    fields: Iterable[dataclasses.Field[Any]] = dataclasses.fields(plugin)  # type: ignore[arg-type]
+    return {field.name: field.metadata[OPTION] for field in fields if OPTION in field.metadata}
 
 
 def has_state(plugin: Plugin) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import math
 import platform
@@ -21,6 +20,7 @@ from lightloop_plugins.checkpoint.state.inputs import (
     changes,
     describe_inputs,
     has_state,
+    options_of,
     shown,
 )
 
@@ -121,7 +121,7 @@ def finished(loop: Loop, resume: str) -> str:
 
 
 def _options(plugin: Any) -> dict[str, str]:
-    return {field.name: shown(getattr(plugin, field.name)) for field in dataclasses.fields(plugin)}
+    return {name: shown(getattr(plugin, name)) for name in options_of(plugin)}
 
 
 @cache  # to look it up takes a millisecond, as long as all else in a small checkpoint

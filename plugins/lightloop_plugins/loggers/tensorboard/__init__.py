@@ -54,10 +54,10 @@ class TensorBoard(Logger):
         suffix = f".{time.time_ns()}.{uuid.uuid4().hex[:12]}"
         purge = loop.global_step if self._resumed else None  # what is at this step and later comes again
         self._writer = summary_writer(directory, suffix, self.flush_seconds, purge)
-        again = self._rows if self._resumed and self._step == purge else []
-        self._step = None
-        for row in again:
-            self.write(row, loop.global_step)
+        if self._resumed and self._step == purge:
+            self._step, again = None, self._rows
+            for row in again:
+                self.write(row, loop.global_step)
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         rows = "".join(f"| {name} | {value} |\n" for name, value in hyperparameters.items())
