@@ -12,6 +12,7 @@ from lightloop.host.order import OrderError, in_order
 from lightloop.host.plugin import Plugin
 from lightloop.host.roles import ROLES
 from lightloop.inputs.data import size_of, with_is_last
+from lightloop.inputs.hyperparameters import Hyperparameters
 from lightloop.inputs.optimizers import (
     Schedule,
     Setup,
@@ -54,6 +55,7 @@ __all__ = [
     "Fixed",
     "Found",
     "Hooks",
+    "Hyperparameters",
     "Key",
     "Limited",
     "Loop",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
 from collections.abc import Iterable, Mapping
-from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -13,18 +13,9 @@ from torch import nn
 
 from lightloop.host.discovery import discover
 from lightloop.host.found import PluginError
+from lightloop.inputs.hyperparameters import Hyperparameters, callers, copied, entries_of, given_to, saves
 from lightloop.loop import Loop
 from lightloop.metrics import Number
-
-
-class Hyperparameters(dict[str, Any]):
-    """A mapping whose values are attributes too: ``module.hparams.lr``."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"there is no hyperparameter {name!r}; there are {', '.join(self)}") from None
 
 
 class Module(nn.Module):
@@ -39,6 +30,14 @@ class Module(nn.Module):
     """
 
     _loop: Loop | None = None
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        """A module of which it is known what it is made with: the constructor may change that before it keeps it."""
+        new = super().__new__
+        made = new(cls) if new is object.__new__ else new(cls, *arguments, **keywords)
+        if saves(cls):
+            vars(made)["_given"] = given_to(cls.__init__, made, *arguments, **keywords)
+        return made
 
     @property
     def loop(self) -> Loop:
@@ -92,31 +91,47 @@ class Module(nn.Module):
         self.requires_grad_(True)
         self.train()
 
-    def save_hyperparameters(self, *names: str, ignore: Iterable[str] = ()) -> None:
+    def save_hyperparameters(self, *names: Any, ignore: Iterable[str] = ()) -> None:
         """Keep the arguments of the constructor in ``self.hparams``; checkpoints and loggers have them.
 
-        Where a base class calls this in its constructor, those of the subclass's are kept as well, and first. Lists and
-        mappings are kept as they are now.
+        They are kept as the constructor was called with them, whatever it has done with them since: lists and mappings are
+        copied. Where a base class calls this in its constructor, those of the subclass are kept as well, and come first.
 
         Args:
-            names: which; all of them by default.
+            names: which; all of them by default. Or one mapping, namespace or dataclass, whose entries are kept.
             ignore: which not.
+
+        Raises:
+            ValueError: if the constructor has no such argument.
+            TypeError: if what is given is neither names nor one such object.
         """
-        given: dict[str, Any] = {}
         frame = inspect.currentframe()
-        caller = frame.f_back if frame is not None else None
-        while caller is not None and (found := _arguments(caller, self)) is not None:
-            given |= found
-            caller = caller.f_back
-            if caller is not None and caller.f_code.co_name != "__init__":
-                break
-        if unknown := [name for name in names if name not in given]:
-            raise ValueError(f"{type(self).__name__} has no argument {unknown[0]!r}; it has {', '.join(given)}")
+        outer = list(callers(frame.f_back if frame is not None else None, self))
+        given = {name: value for _, found in outer for name, value in found.items()}
         skipped = {ignore} if isinstance(ignore, str) else set(ignore)
-        kept = {
-            name: _copied(value) for name, value in given.items() if name in (names or given) and name not in skipped
-        }
-        self.hparams = Hyperparameters({**getattr(self, "hparams", {}), **kept})
+        before: Any = getattr(self, "hparams", {})
+        sources = dict(getattr(before, "sources", {}))
+        if all(isinstance(name, str) for name in names):
+            if any(name == "__init__" for name, _ in outer):
+                given |= vars(self).get("_given", {})
+            if unknown := [name for name in names if name not in given]:
+                raise ValueError(f"{type(self).__name__} has no argument {unknown[0]!r}; it has {', '.join(given)}")
+            kept = {name: given[name] for name in names or given if name not in skipped}
+        else:
+            kept = {name: value for name, value in self._entries(names).items() if name not in skipped}
+            kind = "namespace" if isinstance(names[0], argparse.Namespace) else "mapping"
+            sources |= {name: (kind, list(kept)) for name, value in given.items() if value is names[0]}
+        self.hparams = Hyperparameters({**before, **{name: copied(value) for name, value in kept.items()}})
+        self.hparams.sources = sources
+
+    def _entries(self, given: tuple[Any, ...]) -> dict[str, Any]:
+        found = entries_of(given[0]) if len(given) == 1 else None
+        if found is None:
+            raise TypeError(
+                f"save_hyperparameters of {type(self).__name__} takes names of arguments, or one mapping, namespace or "
+                f"dataclass, and was given {', '.join(type(each).__name__ for each in given)}"
+            )
+        return found
 
     @classmethod
     def load_from_checkpoint(cls, path: str | os.PathLike[str], strict: bool = True, **arguments: Any) -> Self:
@@ -137,20 +152,4 @@ class Module(nn.Module):
         raise PluginError(f"{cls.__name__}.load_from_checkpoint: no installed plugin reads checkpoints")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_loop"}
-
-
-def _arguments(frame: FrameType, module: Module) -> dict[str, Any] | None:
-    """What the function of ``frame`` was called with, by name, if it is a method of ``module``'s, such as its constructor."""
-    taken = inspect.getargvalues(frame)
-    if not taken.args or taken.locals.get(taken.args[0]) is not module:
-        return None
-    given = {name: taken.locals[name] for name in taken.args[1:] if name in taken.locals}
-    return given | (taken.locals[taken.keywords] if taken.keywords else {})
-
-
-def _copied(value: Any) -> Any:
-    """Containers of their own; what is in them is shared."""
-    if type(value) in (dict, Hyperparameters):
-        return type(value)({key: _copied(part) for key, part in value.items()})
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
+        return {name: value for name, value in self.__dict__.items() if name not in ("_loop", "_given")}

@@ -58,8 +58,13 @@ HOST = ("_key", "key")
 """The attributes of a plugin that belong to the host."""
 
 
+_PLAIN = (int, float, bool, str, type(None))
+
+
 def saved(value: Any) -> Any:
     """``value`` as plain data: a copy of containers, a list for a set, and what an object's own ``state_dict`` gives."""
+    if type(value) in _PLAIN:
+        return value
     if hasattr(value, "state_dict"):
         return value.state_dict()
     if isinstance(value, Mapping):

@@ -256,7 +256,7 @@ class Checkpoint(Plugin):
             state: dict[str, Any] = {"module": weights_without(loop.module, left_out)}
         else:
             state = take(loop, left_out, self._reading)
-        return {**state, "hparams": take_hyperparameters(loop.module)}
+        return {**state, **take_hyperparameters(loop.module)}
 
     def _write(self, loop: Loop, saver: Saver, content: Content, exact: bool, left_out: LeftOut) -> str | None:
         body = {

@@ -81,6 +81,7 @@ RANK: Form = {
         "plugins?": PLUGINS,
     },
 }
+SOURCES: Form = {str: [{"mapping", "namespace"}, [str]]}
 RUN: Form = {
     "module": {
         "parameters": {str: Tensor},
@@ -103,10 +104,15 @@ RUN: Form = {
     "stop_reasons": [str],
     "ranks": [RANK],
     "hparams?": {str: object},
+    "hparams_sources?": SOURCES,
 }
 STATES: dict[object, Form] = {
     "run": RUN,
-    "weights": {"module": {"weights": {str: object}, "left_out?": {str: str}}, "hparams?": {str: object}},
+    "weights": {
+        "module": {"weights": {str: object}, "left_out?": {str: str}},
+        "hparams?": {str: object},
+        "hparams_sources?": SOURCES,
+    },
 }
 """By the content that the manifest speaks of."""
 BODY: Form = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lightloop import warn
+from lightloop import Hyperparameters, warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.format.limits import allowance
 from lightloop_plugins.checkpoint.format.manifest import is_name
@@ -115,7 +116,13 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
     weights, saved = read_weights(place)
     wanted = inspect.signature(cls).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
-    given = {name: value for name, value in saved.items() if anything or name in wanted} | arguments
+    sources = {name: source for name, source in saved.sources.items() if name in wanted}
+    whole = {name for _, names in sources.values() for name in names}
+    given = {name: value for name, value in saved.items() if name in wanted or (anything and name not in whole)}
+    for name, (kind, names) in sources.items():
+        entries = {each: saved[each] for each in names if each in saved}
+        given[name] = argparse.Namespace(**entries) if kind == "namespace" else Hyperparameters(entries)
+    given |= arguments
     try:
         module = cls(**given)
     except TypeError as error:
@@ -127,12 +134,15 @@ def load_module(cls: type[M], place: str | os.PathLike[str], strict: bool = True
     return module
 
 
-def read_weights(place: str | os.PathLike[str], limit: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_weights(place: str | os.PathLike[str], limit: int | None = None) -> tuple[dict[str, Any], Hyperparameters]:
     """The weights and the hyperparameters at a place, where they have no more than ``limit`` bytes."""
     if os.fspath(place).endswith(".safetensors"):
-        return read_safetensors(place, limit)
+        weights, saved = read_safetensors(place, limit)
+        return weights, Hyperparameters(saved)
     state = load_path(place, limit=limit).state
-    return weights_of(state), state.get("hparams", {})
+    found = Hyperparameters(state.get("hparams", {}))
+    found.sources = state.get("hparams_sources", {})
+    return weights_of(state), found
 
 
 def export_weights(place: str | os.PathLike[str], target: str | os.PathLike[str], ema: bool = False) -> Found:
@@ -169,7 +179,7 @@ def average_of(state: Mapping[str, Any], what: str) -> dict[str, Tensor]:
 
 
 def take_hyperparameters(module: nn.Module) -> dict[str, Any]:
-    """What ``module.hparams`` has that can be stored; what cannot is left out with a warning, once."""
+    """What ``module.hparams`` has that can be stored, and where it is from; what cannot is left out with a warning, once."""
     found = getattr(module, "hparams", None)
     kept = {}
     for name, value in found.items() if isinstance(found, Mapping) else ():
@@ -179,4 +189,5 @@ def take_hyperparameters(module: nn.Module) -> dict[str, Any]:
             warn(f"hyperparameter {name!r} is not in the checkpoint: {error}")
         else:
             kept[str(name)] = value
-    return kept
+    sources = {name: list(source) for name, source in getattr(found, "sources", {}).items()}
+    return {"hparams": kept, **({"hparams_sources": sources} if sources else {})}
