@@ -1,15 +1,20 @@
 import contextlib
 import csv
+import gc
 import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections import UserDict
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lightloop import Plugin, Trainer, hookimpl, option
 from lightloop.testing import Probe, probe_batches
+from lightloop_plugins.loggers.csv import Csv
 
 BARE = ["-*", "run_dir", "log_every", "csv", "validation"]
 
@@ -65,6 +70,7 @@ def test_a_killed_process_loses_no_row(tmp_path):
 import os, signal
 from lightloop import Trainer
 from lightloop.testing import Probe, probe_batches
+from lightloop_plugins.loggers.csv import Csv
 class Killed(Probe):
     def training_step(self, batch):
         if batch == 5:
@@ -210,3 +216,122 @@ def test_the_old_name():
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="flush_logs_every_n_steps"):
         Trainer(flush_logs_every_n_steps=0)
+
+
+COLUMNS = ["step", *(f"metric {number}" for number in range(5))]
+
+
+DIGITS = "0." + "1" * 500
+
+
+def huge(path, count):
+    """A file of ``count`` rows of 2 KB, and of what it is long."""
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerow(COLUMNS)
+        for step in range(1, count + 1):
+            file.write(f"{step},{DIGITS},{DIGITS},{DIGITS},{DIGITS},0.5\r\n")
+    return path.stat().st_size
+
+
+def taken_up(directory, step, state=None):
+    """The logger of a run that goes on at ``step``; the bytes that it has read, and those that it had in memory at once."""
+    logger = Csv()
+    if state is not None:
+        logger.load_state_dict({"last_step": step, **state})
+    gc.collect()
+    before = bytes_read()
+    tracemalloc.start()
+    try:
+        logger.open(SimpleNamespace(global_step=step, stage="fit" if step is not None else "test"), directory)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    return logger, bytes_read() - before, peak
+
+
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs a system that counts what is read")
+
+
+@linux
+def test_of_a_huge_file_no_more_is_read_than_its_end(tmp_path):
+    """Of five gigabytes, nearly all of which are a hole."""
+    path = tmp_path / "metrics.csv"
+    huge(path, 0)
+    os.truncate(path, 5 * 10**9)
+    with open(path, "ab") as file:
+        file.write(b"\n7,0.5\r\n8,0.25\r\n")
+        size = file.tell()
+        file.write(b"9,0.")  # half a row
+    state = {"rows": 10**7, "columns": COLUMNS, "size": size}
+    logger, read, memory = taken_up(tmp_path, 8, state)
+    logger.write({"metric 3": 1.0}, 9)
+    logger.flush()
+    assert read < 10**7
+    assert memory < 10**7
+    assert (logger._rows, logger._last_step) == (10**7 + 1, 8)
+    with open(path, "rb") as file:
+        file.seek(size - 8)
+        assert file.read() == b"8,0.25\r\n9,,,,1.0,\r\n"
+    assert logger._size == path.stat().st_size
+    logger.close("success")
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+@linux
+@pytest.mark.parametrize("kind", ["saved", "an older checkpoint", "by its name", "other columns", "evaluated"])
+def test_a_file_is_taken_up_row_by_row(tmp_path, kind):
+    path = tmp_path / "metrics.csv"
+    size, whole = huge(path, 2000), huge(path, 3000)
+    text = path.read_bytes()
+    state = {"rows": 2000, "columns": COLUMNS, "size": size}
+    if kind == "an older checkpoint":
+        del state["size"]
+    if kind == "other columns":  # one came later, so that the file was written anew
+        path.write_bytes(text.replace(b"\r\n", b",late\r\n", 1))
+        state["columns"] = COLUMNS[:-1]
+    step = {"evaluated": None, "by its name": 2500}.get(kind, 2000)
+    logger, read, memory = taken_up(tmp_path, step, None if kind in ("by its name", "evaluated") else state)
+    logger._file.close()
+    assert memory < whole / 2, "most of it was in memory at once"
+    asides = [each.name for each in tmp_path.iterdir() if each != path]
+    assert asides == ([] if kind == "evaluated" else ["metrics.until_step_3000.csv"])
+    with open(path, newline="") as file:
+        found = [int(row["step"]) for row in csv.DictReader(file)]
+    assert found == list(range(1, 1 + {"evaluated": 3000, "by its name": 2500}.get(kind, 2000)))
+    assert logger._columns == (COLUMNS[:-1] if kind == "other columns" else COLUMNS)
+    if kind == "saved":  # it is copied, and what follows is read
+        assert read < 1.1 * whole
+    tracemalloc.start()
+    logger._widen(["more"])
+    logger.close("success")
+    assert tracemalloc.get_traced_memory()[1] < whole / 2
+    tracemalloc.stop()
+    assert len(asides) == len([each for each in tmp_path.iterdir() if each != path])
+
+
+@pytest.mark.parametrize("wrong", [{"size": 3}, {"size": 10**9}, {"size": 30}, {"rows": 2, "size": 70}])
+def test_a_length_that_the_file_cannot_have_had_is_not_relied_on(tmp_path, wrong):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"step,x\r\n1,0.111\r\n2,0.222\r\n3,0.333\r\n4,0.444\r\n5,0.555\r\n")
+    logger, _, _ = taken_up(tmp_path, 3, {"rows": 3, "columns": ["step", "x"], **wrong})
+    rows = wrong.get("rows", 3)
+    logger.close("failed")
+    assert path.read_bytes().split() == [b"step,x", b"1,0.111", b"2,0.222", b"3,0.333"][: rows + 1]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"ste", b'step,"two\nli', b"\xff\xfe", b"1,2,3", b"\0" * 1000, b"x" * 10**5 + b"\n"]
+)
+def test_a_file_that_is_none_of_ours_is_taken_up_as_one_without_rows(tmp_path, text):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(text)
+    logger, _, _ = taken_up(tmp_path, 2)
+    logger.write({"x": 1.0}, 3)
+    logger.close("success")
+    with open(path, newline="", errors="replace") as file:
+        found = list(csv.DictReader(file))
+    assert [(row.get("step"), row["x"]) for row in found if row["x"]] == [("3", "1.0")]

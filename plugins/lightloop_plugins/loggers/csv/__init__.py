@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import glob
-import io
 import json
 import os
 import shutil
@@ -14,13 +13,12 @@ from typing import IO, Any
 
 from lightloop import Loop, apart, hookimpl, open_in, option, replace_in
 from lightloop_plugins.loggers import Ending, Logger
+from lightloop_plugins.loggers.csv import table
+from lightloop_plugins.loggers.csv.table import STEP, TEXT, Place
 
 NAME = "metrics.csv"
 ASIDE = "metrics.until_step_"
 """How the copy of a file begins whose last rows were left out; the last of their steps follows."""
-STEP = "step"
-TEXT = {"newline": "", "encoding": "utf-8", "errors": "surrogatepass"}
-"""How the file is opened: any name that a metric can have can be written."""
 
 
 class Csv(Logger):
@@ -34,7 +32,7 @@ class Csv(Logger):
 
     name = "csv"
     default = True
-    state = ("_rows", "_columns")
+    state = ("_rows", "_columns", "_size")
     transient = ("_file", "_directory", "_flushed", "_resumed")
 
     flush_every: int = option(
@@ -52,7 +50,7 @@ class Csv(Logger):
         self._file: IO[str] | None = None
         self._columns: list[str] = [STEP]
         self._directory = Path()
-        self._flushed = self._rows = 0
+        self._flushed = self._rows = self._size = 0
         self._resumed: Mapping[str, Any] | None = None
 
     @hookimpl
@@ -62,7 +60,8 @@ class Csv(Logger):
 
     def open(self, loop: Loop, directory: Path) -> None:
         self._directory = directory
-        self._columns, self._flushed, self._rows = [STEP], loop.global_step, 0
+        self._columns, self._flushed = [STEP], loop.global_step
+        self._rows = self._size = 0
         self._append()  # first, for it is refused if it is no file of this run
         if self._file is not None and self._file.tell():
             self._shut()
@@ -91,6 +90,7 @@ class Csv(Logger):
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
+            self._size = os.fstat(self._file.fileno()).st_size
 
     def close(self, status: Ending) -> None:
         self._shut()
@@ -98,7 +98,7 @@ class Csv(Logger):
             self._drop_repeated()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+        super().load_state_dict({"size": 0, **state})
         self._resumed = state
 
     def _shut(self) -> None:
@@ -112,49 +112,44 @@ class Csv(Logger):
     def _go_on(self, step: int | None) -> None:
         """Take up the file that is there, without what came after the run was where it goes on, at ``step``."""
         resumed = self._resumed or {}
-        columns, rows = self._read(NAME)
-        self._columns = list(resumed.get("columns", columns))
-        kept = [row for row in rows[: resumed.get("rows")] if step is None or int(row[STEP]) <= step]
-        if len(kept) < len(rows):
+        with open_in(self._directory, NAME, "rb") as file:
+            columns, begin = table.header(file)
+            self._columns = list(resumed.get("columns", columns))
+            same = begin > 0 and self._columns == columns
+            if step is None and same:  # all of it is kept, however many rows there are
+                kept = Place(table.end_of_lines(file, begin), 0, table.last_step(file, begin))
+            else:
+                start = self._known(file, begin, step) if same else None
+                kept = table.end_of(file, start or Place(begin), resumed.get("rows"), step)
+            last = table.last_step(file, kept.at)
+        if last is not None:
             with (
                 open_in(self._directory, NAME, "rb") as before,
-                replace_in(self._directory, f"{ASIDE}{rows[-1][STEP]}.csv", "wb") as aside,
+                replace_in(self._directory, f"{ASIDE}{last}.csv", "wb") as aside,
             ):
                 shutil.copyfileobj(before, aside)
-        self._rewrite(kept)
-        self._rows = len(kept)
-        self._last_step = int(kept[-1][STEP]) if kept else self._last_step
+        if same:
+            with open_in(self._directory, NAME, "r+b") as file:
+                file.truncate(kept.at)
+        else:
+            table.rewrite(self._directory, NAME, self._columns, kept.rows)
+        self._rows = kept.rows
+        self._last_step = self._last_step if kept.step is None else kept.step
+
+    def _known(self, file: IO[bytes], begin: int, step: int | None) -> Place | None:
+        """Where the file ended when the run was saved: what is before that need not be read."""
+        saved = self._resumed or {}
+        return table.known(file, begin, saved["size"], saved["rows"], step) if saved.get("size") else None
 
     def _drop_repeated(self) -> None:
         """Remove what was kept of the file before the run was resumed, where this run has come to the same rows."""
-        asides = [path.name for path in self._directory.glob(f"{glob.escape(ASIDE)}*.csv")]
-        rows = _filled(self._read(NAME)[1]) if asides else []
-        for name in asides:
-            before = _filled(self._read(name)[1])
-            if rows[: len(before)] == before:
-                (self._directory / name).unlink()
+        for path in self._directory.glob(f"{glob.escape(ASIDE)}*.csv"):
+            if table.begins_with(self._directory, NAME, path.name):
+                path.unlink()
 
     def _widen(self, new: list[str]) -> None:
         """Add columns; the rows so far have nothing in them."""
         self._shut()
-        rows = self._read(NAME)[1]
         self._columns += new
-        self._rewrite(rows)
+        table.rewrite(self._directory, NAME, self._columns)
         self._append()
-
-    def _read(self, name: str) -> tuple[list[str], list[dict[str, str]]]:
-        """The columns and the whole rows of a file; a process that was killed may have left half a row at its end."""
-        with open_in(self._directory, name, **TEXT) as file:
-            text = file.read()
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), restval="")
-        return list(reader.fieldnames or [STEP]), [row for row in reader if (row.get(STEP) or "").isdigit()]
-
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        with replace_in(self._directory, NAME, **TEXT) as file:
-            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-def _filled(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{name: value for name, value in row.items() if value} for row in rows]
