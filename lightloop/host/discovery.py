@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 
 from lightloop.host.found import OWN_DISTRIBUTION, Found, PluginError, unsuited
@@ -65,7 +65,7 @@ def is_strict(environ: Mapping[str, str] = os.environ) -> bool:
 def read_entry_points(group: str) -> tuple[list[EntryPoint], list[Found]]:
     """The entry points of all distributions in ``group``, and those distributions whose metadata cannot be read."""
     try:
-        return list(entry_points(group=group)), []
+        return list(_entry_points(group, _search_path())), []
     except Exception:  # that of one distribution; which one is not told
         entries: dict[tuple[str, str], EntryPoint] = {}
         unreadable = []
@@ -77,6 +77,24 @@ def read_entry_points(group: str) -> tuple[list[EntryPoint], list[Found]]:
             name, problem = _folder_of(each), f"has entry points that cannot be read: {type(error).__name__}: {error}"
             unreadable.append(Found(name, "", name, "", error=PluginError(problem)))
     return list(entries.values()), unreadable
+
+
+@lru_cache(maxsize=4)
+def _entry_points(group: str, found_in: object) -> tuple[EntryPoint, ...]:
+    """Those of all distributions; reading them takes longer than a small run, so they are kept while ``found_in`` is the same."""
+    return tuple(entry_points(group=group))
+
+
+def _search_path() -> tuple[object, ...]:
+    """Where distributions are looked for, and when something was last installed or removed there."""
+    return (*sys.meta_path, *((path or os.getcwd(), _changed(path or os.curdir)) for path in sys.path))
+
+
+def _changed(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _folder_of(distribution: Distribution) -> str:
