@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -105,11 +105,10 @@ def _folder_of(distribution: Distribution) -> str:
 
 def _installed(entries: Iterable[EntryPoint], without: set[str], own_only: bool) -> dict[str, Found]:
     """The plugins of ``entries`` by name; of two with one name, the one that is not left out."""
-    origin = _origins()
     found: dict[str, Found] = {}
     for entry in entries:
         try:
-            one = Found(entry.name, entry.value, *origin(entry))
+            one = Found(entry.name, entry.value, *_origin(entry))
         except Exception as error:
             problem = f"has metadata that cannot be read: {type(error).__name__}: {error}"
             owner = _folder_of(entry.dist) if entry.dist else "an unknown distribution"
@@ -161,19 +160,16 @@ def _collector_at_rest(entries: Sequence[EntryPoint]) -> Iterator[None]:
         gc.unfreeze()
 
 
-def _origins() -> Callable[[EntryPoint], tuple[str, str]]:
-    """Name and version of an entry point's distribution, whose metadata is parsed once and not once per entry point."""
-    known: dict[int, tuple[str, str]] = {}
+def _origin(entry: EntryPoint) -> tuple[str, str]:
+    """Name and version of an entry point's distribution."""
+    return ("an unknown distribution", "") if entry.dist is None else _name_and_version(entry.dist)
 
-    def origin(entry: EntryPoint) -> tuple[str, str]:
-        if entry.dist is None:
-            return "an unknown distribution", ""
-        if id(entry.dist) not in known:
-            metadata = entry.dist.metadata
-            known[id(entry.dist)] = metadata["Name"] or _folder_of(entry.dist), metadata["Version"] or ""
-        return known[id(entry.dist)]
 
-    return origin
+@lru_cache(maxsize=64)
+def _name_and_version(distribution: Distribution) -> tuple[str, str]:
+    """Parsed from its metadata once, and not for each of its entry points."""
+    metadata = distribution.metadata
+    return metadata["Name"] or _folder_of(distribution), metadata["Version"] or ""
 
 
 @cache

@@ -288,3 +288,15 @@ def test_a_program_runs_in_spite_of_what_is_installed(site, environ, found, warn
     )
     assert (done.returncode, done.stdout.strip()) == (0, f"-4.0 {found}"), done.stderr
     assert done.stderr.count("plugin 'mid' of dist-bad 1.0 is left out; it cannot be imported") == warnings
+
+
+def test_what_is_installed_or_removed_while_the_process_runs_is_found_and_gone(site):
+    assert "late" not in discover()
+    install(site, "dist-late", GOOD.format(cls="Late", name="late"), "late=Late")
+    assert discover()["late"].distribution == "dist-late"
+    sys.path.remove(str(site))
+    assert "late" not in discover()
+    sys.path.insert(0, str(site))
+    (site / "dist_late-1.0.dist-info").rename(site / "gone")
+    assert "late" not in discover()
+    forget("dist_late")

@@ -476,6 +476,13 @@ def test_plugins_bring_hooks_that_others_implement():
     assert hook_refusal(drinker) == f"plugin 'drinker' ({__name__}): hook 'brewed' does not exist."
     Manager([of_hooks("shy", brewed=hookimpl(lambda self, cup: cup, optionalhook=True))], Operations(), Hooks)
 
+    class Sugared:
+        @hookspec
+        def brewed(self, sugar: int) -> int: ...
+
+    refused = f"plugin 'drinker' ({__name__}): hook 'brewed' has no argument 'cup'; it has sugar"
+    assert hook_refusal(make("sweet", hookspecs=(Sugared,))(), drinker) == refused  # which the other accepts still
+
     class Clashing:
         @hookspec
         def step(self) -> None: ...
