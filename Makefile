@@ -24,7 +24,7 @@ train: $(STAMP)  ## Train a small classifier of handwritten digits
 
 # One thread per process: two test processes share the cores, and sums come out the same on every machine.
 test: $(STAMP)  ## Run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # What torch and oneDNN compute differs in the last digit by the instructions that a processor has.
 test-processors: $(STAMP)  ## Run the tests of numbers as processors without AVX-512, and without AVX2, compute them
@@ -69,7 +69,7 @@ torture: $(STAMP)  ## Run the tests that kill and fail runs by the hundred
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m torture $(ARGS)
 
 without: $(STAMP)  ## Run the tests as if a plugin did not exist: make without NAME=clip
-	LIGHTLOOP_WITHOUT=$(NAME) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	LIGHTLOOP_WITHOUT=$(NAME) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(STAMP)  ## Check style, format and the layers of imports
 	$(BIN)/ruff check

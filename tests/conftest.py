@@ -1,9 +1,13 @@
+import gc
 import os
+import shutil
 import signal
 import tempfile
 
 import pytest
 from hypothesis import settings
+
+from tests.folders import in_memory
 
 # What runs leave behind goes to a folder that is gone afterwards; spawned processes inherit the name.
 RUNS = tempfile.TemporaryDirectory(prefix="lightloop-runs-")
@@ -21,6 +25,19 @@ settings.load_profile("lightloop")
 # that asks for what is left out says so in its error and is passed over; whatever else fails, fails.
 ABSENT = [name for name in os.environ.get("LIGHTLOOP_WITHOUT", "").split(",") if name]
 collect_ignore_glob = [f"plugins/test_{name.replace('-', '_')}.py" for name in ABSENT]
+
+
+@pytest.fixture
+def tmp_path():
+    path = in_memory()
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def pytest_collection_finish():
+    """What is there when the tests begin stays: no collection of garbage looks through torch and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

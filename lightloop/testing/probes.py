@@ -91,7 +91,8 @@ class Books(Plugin):
     @hookimpl(tryfirst=True)
     def after_epoch(self, loop: Loop) -> None:
         self.epochs += loop.epoch_finished
-        gc.collect()
+        if self.first is not None and self.first() is not None:  # else there is nothing that a collection could free
+            gc.collect()
         loss = self.first() if self.first is not None else None
         self.keeps_graphs |= loss is not None and loss is not loop.loss and loop.total_batches > 1
 

@@ -18,9 +18,9 @@ from lightloop_plugins.checkpoint.storage import local
 from lightloop_plugins.checkpoint.storage.find import load_newest
 from lightloop_plugins.checkpoint.storage.local import LocalFolder
 from tests.checkpoint import killing
-from tests.checkpoint.conftest import in_memory
 from tests.checkpoint.faults import FaultyDisk, in_child
 from tests.checkpoint.rig import LOADERS, Net, outcome, train, worker_noise
+from tests.folders import in_memory
 
 
 class Logged(Net):
