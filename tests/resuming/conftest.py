@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.checkpoint.conftest import tmp_path as tmp_path  # in memory: each boundary of each life is saved
-
 COUNTED = ("boundaries", "lives", "values")
 
 
