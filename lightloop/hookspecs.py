@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from torch import Tensor
 
+from lightloop.host.answers import Meant
 from lightloop.host.class_checks import HOOKS
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Hooks:
         Default: one epoch in all.
         """
 
+    @Meant("answer >= 0", ", at least 0")
     @hookspec(firstresult=True)
     def epoch_batches(self, loop: Loop, epoch: int) -> float | None:
         """How many batches epoch number ``epoch`` will have, if it runs to its end; infinity where that cannot be known.
@@ -84,6 +86,7 @@ class Hooks:
         Order: answer where epochs differ in length, as in a curriculum; wrap it to bound what others answer.
         """
 
+    @Meant("answer >= 0", ", at least 0")
     @hookspec(firstresult=True)
     def epoch_steps(self, loop: Loop, epoch: int) -> float | None:
         """How many steps epoch number ``epoch`` will have, if it runs to its end; infinity where that cannot be known.
@@ -93,6 +96,7 @@ class Hooks:
         Order: a plugin that groups batches answers with the windows that ``epoch_batches`` come to.
         """
 
+    @Meant("answer >= 0", ", at least 0")
     @hookspec(firstresult=True)
     def total_steps(self, loop: Loop) -> float | None:
         """How many steps the whole fit will have, if nobody stops it; infinity where that cannot be known.
@@ -161,6 +165,7 @@ class Hooks:
         Order: the first True counts; answer None, not False, where you have no need of holding.
         """
 
+    @Meant("answer >= 1", ", at least 1")
     @hookspec(firstresult=True)
     def plan_window(self, loop: Loop) -> int | None:
         """How many batches the window that this piece begins will hold, as far as that is known.
@@ -172,6 +177,7 @@ class Hooks:
             corrects the mean when it closes: a wrong answer costs a multiplication and changes no result.
         """
 
+    @Meant(none=True)
     @hookspec(firstresult=True)
     def forward(self, loop: Loop) -> Any:
         """Run the module on ``loop.piece`` and return what it returns.
@@ -244,6 +250,7 @@ class Hooks:
         Order: measure, check, clip.
         """
 
+    @Meant("answer.ndim == 0", " without dimensions")
     @hookspec(firstresult=True)
     def grad_norm(self, loop: Loop, norm_type: float) -> Tensor | None:
         """Return the ``norm_type``-norm of the stepping optimizer's gradients, a scalar tensor on their device.
@@ -338,6 +345,7 @@ class Hooks:
         May change: ``evaluation.batch``; one that is None is passed over.
         """
 
+    @Meant(none=True)
     @hookspec(firstresult=True)
     def evaluate_batch(self, loop: Loop, evaluation: Evaluation) -> Any:
         """Run the module on ``evaluation.batch`` and return what it returns.

@@ -101,7 +101,7 @@ class Loop(State):
         if type(output) is Tensor and output.ndim == 0 and output.requires_grad and self.optimizer_idx is not None:
             self.loss, self.weight = output, None  # as nearly always; there is nothing to check
         else:
-            self.loss, self.weight = read_output(output, wanted=self.optimizer_idx is not None)
+            self.loss, self.weight = read_output(output, self.hook, wanted=self.optimizer_idx is not None)
         self.hook.after_forward(loop=self)
 
     def run_backward(self) -> None:

@@ -17,8 +17,8 @@ OWN = "loop"
 Answers = Literal["first", "all", "none"]
 """What is wanted of the answers to a hook."""
 ANSWERED = "(answer := {call}) is not None"
-CHECKED = ANSWERED + " and (type(answer) in {known} or (answer := {check}(answer)) is not None)"
-THEN: dict[Answers, str] = {"first": "return answer", "all": "answers.append(answer)"}
+CHECKED = ANSWERED + " and (type(answer) in {known}{meant} or (answer := {check}(answer)) is not None)"
+THEN: dict[Answers, str] = {"first": "said.impl = {impl}; return answer", "all": "answers.append(answer)"}
 
 
 EVERY: frozenset[type] = frozenset()
@@ -32,6 +32,14 @@ class Check(NamedTuple):
     """The types of the answers that were right."""
     check: Callable[[Any], Any]
     """Gives back an answer that is right, raises what is to be said of a wrong one, or gives None to ignore it."""
+    meant: str = ""
+    """A condition on ``answer`` that one of a known type has to meet too."""
+
+
+class Said:
+    """Who gave the last answer to a hook."""
+
+    impl: Any = None
 
 
 def blame(error: BaseException, hook: str, impl: Any) -> None:
@@ -47,10 +55,12 @@ def in_turn(
     functions: Sequence[Callable[..., Any]],
     answers: Answers,
     checks: Sequence[Check | None] = (),
+    said: Said | None = None,
 ) -> Callable[..., Any]:
     """A function that calls ``functions``, those of ``impls``, one after another and gives what is wanted of their answers.
 
-    Each call has a line of its own, by which the plugin is found that an exception comes from.
+    Each call has a line of its own, by which the plugin is found that an exception comes from. Who gave the first answer is
+    then in ``said``.
     """
     names = [re.sub(r"\W", "_", f"p{index}_{impl.plugin_name}") for index, impl in enumerate(impls)]
     checked = [*checks, *[None] * (len(impls) - len(checks))]
@@ -63,8 +73,9 @@ def in_turn(
         assert error.__traceback__ is not None
         blame(error, name, impls[error.__traceback__.tb_lineno - len(head) - 1])
 
-    space: dict[str, Any] = dict(zip(names, functions, strict=True)) | {"fault": fault}
-    for each, check in zip(names, checked, strict=True):
+    space: dict[str, Any] = dict(zip(names, functions, strict=True)) | {"fault": fault, "said": said or Said()}
+    for each, impl, check in zip(names, impls, checked, strict=True):
+        space[f"impl_{each}"] = impl
         if check is not None:
             space |= {f"known_{each}": check.known, f"check_{each}": check.check}
     exec(_code("\n".join([*head, *(lines or ["  pass"]), *foot, *end]), name), space)
@@ -75,8 +86,10 @@ def _line(name: str, impl: Any, answers: Answers, check: Check | None) -> str:
     call = f"{name}({', '.join(impl.argnames)})"
     if answers == "none":
         return f"  {call}"
+    meant = f" and {check.meant}" if check is not None and check.meant else ""
     answered = ANSWERED if check is None else CHECKED
-    return f"  if {answered.format(call=call, known=f'known_{name}', check=f'check_{name}')}: {THEN[answers]}"
+    condition = answered.format(call=call, known=f"known_{name}", check=f"check_{name}", meant=meant)
+    return f"  if {condition}: {THEN[answers].format(impl=f'impl_{name}')}"
 
 
 @lru_cache(4096)
@@ -89,14 +102,25 @@ def _code(source: str, name: str) -> types.CodeType:
 
 
 def around(
-    name: str, impl: Any, function: Callable[..., Any], inner: Callable[..., Any], check: Check | None = None
+    name: str,
+    impl: Any,
+    function: Callable[..., Any],
+    inner: Callable[..., Any],
+    check: Check | None = None,
+    said: Said | None = None,
 ) -> Callable[..., Any]:
     """``inner`` surrounded by the wrapper ``impl``, whose generator ``function`` yields once.
 
+    What it answers in place of ``inner``'s answer is checked, and is then what it has ``said``.
+
     An error that a wrapper raises by accident while another is on its way is noted on that one; it takes its place only
-    if the wrapper says ``raise ... from``.
+    if the wrapper says ``raise ... from``. A wrapper may catch an error and answer in its place, but not what ends the
+    process, such as KeyboardInterrupt.
     """
-    known, checked = check or (EVERY, _same)
+    known, checked, meant = check or (EVERY, _same, "")
+    if meant:  # of a known type, it may still be wrong
+        known = set()
+    said = said or Said()
 
     def call(**given: Any) -> Any:
         wrapper: Generator[None, Any, Any] = function(*(given[argument] for argument in impl.argnames))
@@ -110,12 +134,14 @@ def around(
         try:
             result = inner(**given)
         except BaseException as error:
-            answer = _unwind(name, impl, wrapper, error)
+            answer, said.impl = _unwind(name, impl, wrapper, error), impl
             return answer if known is EVERY or type(answer) in known else checked(answer)
         try:
             wrapper.send(result)
         except StopIteration as stop:
-            answer = stop.value
+            if (answer := stop.value) is result:
+                return answer
+            said.impl = impl
             return answer if known is EVERY or type(answer) in known else checked(answer)
         except BaseException as error:
             blame(error, name, impl)
@@ -136,7 +162,11 @@ def _unwind(name: str, impl: Any, wrapper: Generator[None, Any, Any], error: Bas
     try:
         wrapper.throw(error)
     except StopIteration as stop:
-        return stop.value
+        if isinstance(error, Exception):
+            return stop.value
+        add_note(
+            error, f"the wrapper of {name} in {impl.plugin.label} caught it; what ends the process goes on all the same"
+        )
     except BaseException as other:
         itself = other is error or (isinstance(error, StopIteration) and other.__cause__ is error)
         if other.__cause__ is error and not itself:
@@ -154,4 +184,4 @@ def _misuse(name: str, impl: Any, what: str) -> RuntimeError:
     return RuntimeError(f"the wrapper of {name} in plugin {impl.plugin_name!r} {what}; it must yield exactly once")
 
 
-__all__ = ["OWN", "Answers", "Check", "around", "blame", "in_turn"]
+__all__ = ["OWN", "Answers", "Check", "Said", "around", "blame", "in_turn"]

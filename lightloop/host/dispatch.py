@@ -9,8 +9,8 @@ from typing import Any
 import pluggy
 
 from lightloop.exceptions import add_note, notes_of
-from lightloop.host.answers import Wanted
-from lightloop.host.compiled import OWN, Answers, Check, around, blame, in_turn
+from lightloop.host.answers import Wanted, check_for
+from lightloop.host.compiled import OWN, Answers, Said, around, blame, in_turn
 from lightloop.host.guard import guarded, guarded_wrapper
 from lightloop.warning import warn
 
@@ -36,7 +36,25 @@ class Relay:
         self.idle: set[str] = set()
         """The hooks that nothing in the run implements, not even the loop itself."""
         self._left: list[tuple[object, tuple[str, ...]]] = []
+        self._said: dict[str, Said] = {}
         self.rebuild(watch)
+
+    def wrong(self, hook: str, kind: type[Exception], text: str, usual: str = "") -> Exception:
+        """The error for the last answer to the operation ``hook``, which turns out to be wrong when it is used.
+
+        Args:
+            hook: the operation.
+            kind: of the error.
+            text: what is wrong.
+            usual: who is meant to have answered in ``text``; where a plugin has, it is said that it was that one.
+        """
+        impl = self._said[hook].impl if hook in self._said else None
+        if impl is None or impl.plugin_name == OWN:
+            return kind(text)
+        text = text.replace(usual, "it") if usual else text
+        error = kind(f"{impl.plugin.label} answered {hook!r} with what cannot be used: {text}")
+        blame(error, hook, impl)
+        return error
 
     def leave(self, plugin: object, *hooks: str) -> None:
         """Take ``plugin`` out of ``hooks``, or of every hook but the clean-up ones, as if it were absent from the run.
@@ -174,31 +192,20 @@ class Relay:
         own = next((impl.function for impl in impls if impl.plugin_name == OWN), None)
         wanted = None if answers == "none" else Wanted(spec.function, own)
         checks = [self._check(name, impl, wanted) for impl in plain]
-        call = in_turn(name, spec.argnames, plain, [self._function(name, impl) for impl in plain], answers, checks)
+        said = self._said[name] = Said()
+        call = in_turn(
+            name, spec.argnames, plain, [self._function(name, impl) for impl in plain], answers, checks, said
+        )
         for impl in reversed([impl for impl in impls if impl.wrapper]):
             check = self._check(name, impl, wanted) if answers == "first" else None
-            call = around(name, impl, self._function(name, impl), call, check)
+            call = around(name, impl, self._function(name, impl), call, check, said)
         return call
 
     def _check(self, name: str, impl: Any, wanted: Wanted | None) -> Check | None:
         """How the answers of ``impl`` are held to what is ``wanted``; None where there is nothing to hold them to."""
         if wanted is None or not wanted.is_known or impl.plugin_name == OWN:
             return None
-        known: set[type] = set()
-
-        def check(answer: Any) -> Any:
-            if wanted.fits(answer) and (answer is not None or wanted.may_be_none):
-                known.add(type(answer))
-                return answer
-            error = wanted.refusal(impl.plugin.label, name, answer, impl.wrapper)
-            if impl.wrapper:
-                blame(error, name, impl)
-            if impl.wrapper or impl.plugin.on_failure == "stop":
-                raise error
-            self._disable(impl.plugin, name, error)
-            return None
-
-        return Check(known, check)
+        return check_for(name, impl, wanted, partial(self._disable, impl.plugin, name))
 
     def _function(self, name: str, impl: Any) -> Callable[..., Any]:
         """What is called for ``impl``: its function, in which failures are caught and calls are watched if that is asked for."""

@@ -106,41 +106,81 @@ REFUSED = {
 }
 """Refused when the Trainer is made."""
 
+OTHERS = ", or None to leave the answer to others"
+SETUP = "__import__('lightloop').Setup"
 WRONG = {
-    "epochs_remain": ("3", "3 (int); it must return bool, or None to leave the answer to others"),
-    "epoch_steps": ("'many'", "'many' (str); it must return float, or None to leave the answer to others"),
-    "hold_step": ("1", "1 (int); it must return bool, or None to leave the answer to others"),
-    "backward": ("loop.loss", "(Tensor); it must return bool, or None to leave the answer to others"),
-    "step": ("[True]", "[True] (list); it must return bool, or None to leave the answer to others"),
-    "zero_grad": ("0", "0 (int); it must return bool, or None to leave the answer to others"),
-    "may_stop": ("'no'", "'no' (str); it must return bool, or None to leave the answer to others"),
-    "split_batch": ("loop.batch[0]", "(Tensor); it must return Sequence[Any], or None to leave the answer to others"),
-    "select_optimizers": ("0", "0 (int); it must return Sequence[int | None], or None to leave the answer to others"),
-    "select_optimizers-": (
-        "['0']",
-        "['0'] (list); it must return Sequence[int | None], or None to leave the answer to others",
-    ),
-    "grad_norm": ("3.0", "3.0 (float); it must return Tensor, or None to leave the answer to others"),
-    "configure_optimizers": (
-        "torch.optim.SGD(loop.module.parameters(), 0.1)",
-        "(SGD); it must return Setup, or None to leave the answer to others",
-    ),
-    "read_batches": ("3", "3 (int); it must return Iterable[tuple[Any, bool]], or None to leave the answer to others"),
-    "read_batches-": (
-        "[loop.piece]",
-        "[None] (list); it must return Iterable[tuple[Any, bool]], or None to leave the answer to others",
-    ),
-    "prepare_loader": ("7", "7 (int); it must return Iterable[Any], or None to leave the answer to others"),
+    "prepare_loader": [
+        ("7", f"7 (int); it must return Iterable[Any]{OTHERS}"),
+        ("loop.module.net[0].weight", "(Parameter)"),
+    ],
+    "configure_optimizers": [
+        ("torch.optim.SGD(loop.module.parameters(), 0.1)", f"(SGD); it must return Setup{OTHERS}"),
+        (
+            f"{SETUP}([3])",
+            "(Setup), whose 'optimizers' must be list[Optimizer] and is [3] (list); it must return Setup",
+        ),
+        (
+            f"{SETUP}([], [torch.optim.lr_scheduler.LRScheduler])",
+            "(Setup), whose 'schedules' must be list[Schedule] and is [",
+        ),
+    ],
+    "epochs_remain": [("3", f"3 (int); it must return bool{OTHERS}")],
+    "epoch_batches": [
+        ("'5'", f"'5' (str); it must return float, at least 0{OTHERS}"),
+        ("-3", f"-3 (int); it must return float, at least 0{OTHERS}"),
+        ("float('nan')", f"nan (float); it must return float, at least 0{OTHERS}"),
+    ],
+    "epoch_steps": [("'many'", f"'many' (str); it must return float, at least 0{OTHERS}"), ("-1.0", "-1.0 (float)")],
+    "total_steps": [("[3]", f"[3] (list); it must return float, at least 0{OTHERS}"), ("-1", "-1 (int)")],
+    "read_batches": [
+        ("3", f"3 (int); it must return Iterable[tuple[Any, bool]]{OTHERS}"),
+        ("[loop.piece]", f"[None] (list); it must return Iterable[tuple[Any, bool]]{OTHERS}"),
+        ("iter([1])", f"what gives 1 (int) first; it must return Iterable[tuple[Any, bool]]{OTHERS}"),
+        ("zip([7], 'n')", "what gives (7, 'n') (tuple) first"),
+        ("((batch, 0, 0) for batch in loop.train_loader)", "(tuple) first"),
+    ],
+    "split_batch": [("loop.batch[0]", f"(Tensor); it must return Sequence[Any]{OTHERS}")],
+    "select_optimizers": [
+        ("0", f"0 (int); it must return Sequence[int | None]{OTHERS}"),
+        ("['0']", f"['0'] (list); it must return Sequence[int | None]{OTHERS}"),
+        ("[1]", "what cannot be used: the optimizers are counted from 0 to 0, and one of 1 was selected"),
+        ("[-1]", "what cannot be used: the optimizers are counted from 0 to 0, and one of -1 was selected"),
+    ],
+    "hold_step": [("1", f"1 (int); it must return bool{OTHERS}")],
+    "plan_window": [
+        ("'2'", f"'2' (str); it must return int, at least 1{OTHERS}"),
+        ("0", f"0 (int); it must return int, at least 1{OTHERS}"),
+        ("1 - loop.batch_idx // 2", "0 (int)"),  # the first was right
+    ],
+    "forward": [
+        ("'x'", "what cannot be used: it must return a tensor, a mapping with 'loss', or None; it returned str"),
+        ("torch.zeros(3)", "what cannot be used: the loss must be one number; it returned shape (3,)"),
+        ("{'los': 1}", "what cannot be used: it returned a mapping without 'loss'; its keys are los"),
+        ("torch.zeros(())", "what cannot be used: the loss needs no gradient"),
+        (
+            "{'loss': next(loop.module.parameters()).sum(), 'weight': 'a'}",
+            "what cannot be used: the weight that it returns must be one number from 0",
+        ),
+    ],
+    "backward": [("loop.loss", f"(Tensor); it must return bool{OTHERS}")],
+    "grad_norm": [
+        ("3.0", f"3.0 (float); it must return Tensor without dimensions{OTHERS}"),
+        ("torch.ones(2)", "tensor([1., 1.]) (Tensor)"),
+    ],
+    "step": [("[True]", f"[True] (list); it must return bool{OTHERS}")],
+    "zero_grad": [("0", f"0 (int); it must return bool{OTHERS}")],
+    "may_stop": [("'no'", f"'no' (str); it must return bool{OTHERS}")],
 }
+"""For each operation what is no answer to it, and what is said of that."""
+FREE = ("move_batch", "evaluate_batch")
+"""The operations that may be answered with anything, since users' functions alone know what they take and return."""
 ANSWERS = {
-    name: Mistake(method(name.strip("-"), f"return {answer}"), said) for name, (answer, said) in WRONG.items()
-} | {
-    f"wrapper-of-{name.strip('-')}{name[-1:] if name.endswith('-') else ''}": Mistake(
-        method(name.strip("-"), f"yield\nreturn {answer}", "@hookimpl(wrapper=True)"), said
-    )
-    for name, (answer, said) in WRONG.items()
+    f"{kind}{name}-{number}": (name, Mistake(method(name, f"{start}return {answer}", mark), said))
+    for kind, start, mark in (("", "", "@hookimpl"), ("wrapper-of-", "yield\n", "@hookimpl(wrapper=True)"))
+    for name, wrong in WRONG.items()
+    for number, (answer, said) in enumerate(wrong)
 }
-"""Found when the hook answers for the first time."""
+"""The hook, and what is found when it is asked."""
 
 NEVER = "WHO: {!r} has the name of a hook, is not marked as one and is never called: write '@hookimpl' above 'def {}'"
 DOUBTED = {

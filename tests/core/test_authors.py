@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-from lightloop import PluginError, Trainer, hookimpl
+from lightloop import Hooks, PluginError, Trainer, hookimpl
 from lightloop.host.compiled import in_turn
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from tests.core.mistakes import ANSWERS, DOUBTED, REFUSED, Mistake
+from tests.core.mistakes import ANSWERS, DOUBTED, FREE, REFUSED, WRONG, Mistake
 from tests.core.test_manager import of_hooks
 
 WHO = "plugin 'mistaken' (mistaken_module)"
@@ -53,22 +54,82 @@ class Asks(TinyClassifier):
         return loss
 
 
-def norms(kind: Any) -> Any:
+def asking(kind: Any) -> Any:
+    """``kind``, in a run that asks for everything."""
+
+    def hold_step(self: Any, loop: Any) -> Any:
+        return loop.batch_idx % 2 == 0
+
     def before_step(self: Any, loop: Any) -> None:
         loop.grad_norm()
-        loop.stop("so that may_stop is asked")
+        if loop.batch_idx == 3:
+            loop.stop("so that may_stop is asked")
 
-    return type("Norms", (kind,), {"before_step": hookimpl(before_step), "__module__": "mistaken_module"})
+    hooks = {"before_step": hookimpl(before_step), "hold_step": hookimpl(hold_step)}
+    own = {name: hook for name, hook in hooks.items() if name not in vars(kind)}
+    return type("Asking", (kind,), {**own, "__module__": "mistaken_module"})
+
+
+def test_every_operation_has_wrong_answers():
+    operations = {name for name, spec in vars(Hooks).items() if getattr(spec, "lightloop_spec", {}).get("firstresult")}
+    assert operations == {*WRONG, *FREE}
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_of_the_wrong_type_names_the_plugin_and_what_is_wanted(name):
-    with pytest.raises(TypeError) as info:
-        Trainer(["-*", norms(made(ANSWERS[name]))]).fit(Asks(), classification_batches(2))
-    hook = name.removeprefix("wrapper-of-").strip("-")
+def test_a_wrong_answer_names_the_plugin_and_what_is_wanted(name):
+    hook, mistake = ANSWERS[name]
+    with pytest.raises((TypeError, ValueError, IndexError)) as info:
+        Trainer(["-*", asking(made(mistake))]).fit(Asks(), classification_batches(4))
     assert str(info.value).startswith(f"{WHO} answered {hook!r} with ")
-    assert ANSWERS[name].said in str(info.value)
-    assert any(f"in {hook} of {WHO}" in note for note in info.value.__notes__)
+    assert mistake.said in str(info.value)
+    assert "training_step" not in str(info.value)
+    assert info.value.__notes__.count(f"in {hook} of {WHO}") == 1
+
+
+@pytest.mark.parametrize("name", [name for name, (hook, _) in ANSWERS.items() if hook == "forward"])
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
+def test_beside_others_that_pass_it_on_the_one_that_answered_is_named(name, precision):
+    _, mistake = ANSWERS[name]
+    with pytest.raises((TypeError, ValueError)) as info:
+        Trainer(["-*", "toggle", made(mistake)], precision=precision).fit(TinyClassifier(), classification_batches(2))
+    assert str(info.value).startswith(f"{WHO} answered 'forward' with what cannot be used: ")
+
+
+def test_what_training_step_returned_is_still_its_own_where_plugins_pass_it_on():
+    class wrong(TinyClassifier):
+        def training_step(self, batch, batch_idx):
+            return "x"
+
+    passes = of_hooks("passes", forward=hookimpl(lambda self, loop: None))
+    with pytest.raises(TypeError, match=r"^training_step must return a tensor"):
+        Trainer(["-*", "toggle", passes], precision="bf16-mixed").fit(wrong(), classification_batches(2))
+
+
+def test_what_is_given_lazily_is_read_as_late_and_as_often_as_by_the_loop_itself():
+    events = []
+
+    def read_batches(self, loop):
+        for batch in probe_batches(3):
+            events.append(f"read {batch:g}")
+            yield batch, bool(batch == 3)
+        events.append("end")
+
+    steps = hookimpl(lambda self, loop: events.append(f"step {loop.batch:g}"))
+    Trainer(["-*", of_hooks("reads", read_batches=hookimpl(read_batches), after_step=steps)]).fit(Probe(), [1])
+    assert events == ["read 1", "step 1", "read 2", "step 2", "read 3", "step 3", "end"]
+
+
+def test_a_wrapper_that_loses_the_batch_is_named():
+    def move_batch(self, loop, batch):
+        answer = yield
+        if loop.batch_idx != 1:
+            return answer
+
+    with pytest.raises(TypeError, match=r"'loses' \(.*\) wraps 'move_batch' and returned None in place of the answer"):
+        Trainer(["-*", of_hooks("loses", move_batch=hookimpl(move_batch, wrapper=True))]).fit(Probe(), probe_batches(3))
+    losing = of_hooks("loses", move_batch=hookimpl(move_batch, wrapper=True))
+    result = Trainer(["-*", losing]).fit(Probe(), [torch.tensor(1.0), None, torch.tensor(2.0)])
+    assert result.global_step == 2  # None was given, and nothing is lost
 
 
 def test_an_answer_is_held_to_it_in_every_batch_and_right_ones_take_no_call():

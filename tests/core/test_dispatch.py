@@ -435,3 +435,26 @@ def test_begin_calls_in_order_and_notes_whose_turn_has_come():
     assert out == ["one", "two"]
     assert begun == plugins[:3]
     assert info.value.__notes__ == ["in setup of plugin 'two' (here)"]
+
+
+@pytest.mark.parametrize("hook", ["first", "tell"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_goes_through_a_wrapper_that_catches_everything(kind, hook):
+    class Catches(Labelled):
+        def surround(self, x):
+            try:
+                return (yield)
+            except BaseException:
+                return 7
+
+    class Ends(Labelled):
+        def end(self, x):
+            raise kind
+
+    setattr(Catches, hook, hookimpl(Catches.surround, wrapper=True))
+    setattr(Ends, hook, hookimpl(Ends.end))
+    error = caught(Relay(manager_of(Catches(), Ends())), kind, hook)
+    assert (
+        f"the wrapper of {hook} in plugin 'Catches' (here) caught it; what ends the process goes on all the same"
+        in (error.__notes__)
+    )
