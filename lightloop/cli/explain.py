@@ -69,4 +69,4 @@ def svg(chains: Chains) -> str:
 
 
 def _label(caller: Caller) -> str:
-    return caller.key or OWN_ANSWER
+    return f"{caller.key} after its yield" if caller.ends else caller.key or OWN_ANSWER

@@ -31,6 +31,7 @@ class Meant:
     """Whether None may come out, also where the loop itself answers."""
 
     def __call__(self, specification: F) -> F:
+        """Say it of ``specification``."""
         specification.meant = self  # type: ignore[attr-defined]
         return specification
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,44 @@ def yields_nothing(generator: Callable[..., Any]) -> bool:
     """Whether each of its yields is a bare ``yield``, as in a wrapper."""
     yielded = list(_given(generator, "YIELD_VALUE"))
     return bool(yielded) and all(yielded)
+
+
+IDLE = (
+    *(
+        "LOAD_",
+        "STORE_FAST",
+        "COPY",
+        "SWAP",
+        "PUSH_NULL",
+        "POP_TOP",
+        "MAKE_CELL",
+        "COPY_FREE_VARS",
+        "NOP",
+        "CACHE",
+        "RESUME",
+    ),
+    *("RETURN_", "YIELD_VALUE", "END_SEND", "JUMP_", "PUSH_EXC_INFO", "POP_EXCEPT", "RERAISE", "CALL_INTRINSIC_1"),
+)
+"""How operations begin that only pass values on."""
+
+
+def works_before_yield(generator: Callable[..., Any]) -> bool:
+    """Whether it does anything before its first yield; what is not known counts as that."""
+    return _works(generator, before=True)
+
+
+def works_after_yield(generator: Callable[..., Any]) -> bool:
+    """Whether it does anything after its last yield but pass on what was sent."""
+    return _works(generator, before=False)
+
+
+@lru_cache(4096)
+def _works(generator: Callable[..., Any], before: bool) -> bool:
+    names = [instruction.opname for instruction in dis.get_instructions(generator)]
+    if "YIELD_VALUE" not in names:
+        return True
+    first, last = names.index("YIELD_VALUE"), len(names) - names[::-1].index("YIELD_VALUE")
+    return not all(name.startswith(IDLE) for name in (names[:first] if before else names[last:]))
 
 
 def _given(generator: Callable[..., Any], operation: str) -> Iterator[bool]:

@@ -10,7 +10,7 @@ import pluggy
 
 from lightloop.exceptions import add_note, notes_of
 from lightloop.host.answers import Wanted, check_for
-from lightloop.host.compiled import OWN, Answers, Said, around, blame, in_turn
+from lightloop.host.compiled import OWN, Answers, Check, Said, around, blame, in_turn
 from lightloop.host.guard import guarded, guarded_wrapper
 from lightloop.warning import warn
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import combinations, permutations
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pluggy
 
-from lightloop.host.bytecode import returns_nothing, yields_nothing
+from lightloop.host.bytecode import returns_nothing, works_after_yield, works_before_yield, yields_nothing
 from lightloop.host.dispatch import CLEAN_UP, OWN
 from lightloop.host.found import PluginError
 from lightloop.host.nearest import differ_by_a_letter, nearest
@@ -103,6 +103,52 @@ def check_answers(hooks: Mapping[str, pluggy.HookCaller]) -> None:
                     f"plugins {one.name!r} and {other.name!r} both answer {name!r} and neither says which is asked "
                     "first: leave one out, or give one of them before or after the other"
                 )
+
+
+def check_places(plugins: Sequence[Plugin], hooks: Mapping[str, pluggy.HookCaller]) -> None:
+    """Refuse a place that a plugin declares beside another and that none of the hooks which both have can keep.
+
+    Plugins are set up in order. In any other hook, wrappers begin before, and end after, all that is no wrapper; what says
+    ``tryfirst`` is called before its like.
+    """
+    impls: dict[str, dict[str, list[pluggy.HookImpl]]] = {}
+    for name, caller in hooks.items():
+        for impl in caller.get_hookimpls() if name not in CLEAN_UP else ():
+            impls.setdefault(impl.plugin_name, {}).setdefault(name, []).append(impl)
+    called = {plugin.key: plugin.called() for plugin in plugins}
+    for one, other in permutations([plugin for plugin in plugins if plugin.key in impls], 2):
+        if called[other.key].isdisjoint(one.before) and called[one.key].isdisjoint(other.after):
+            continue
+        shared = impls[one.key].keys() & impls[other.key].keys()
+        if not shared or "setup" in shared:
+            continue
+        kept = (_keeps(a, b) for hook in shared for a in impls[one.key][hook] for b in impls[other.key][hook])
+        if not any(kept):
+            hook = min(shared)
+            raise PluginError(_unkept(one, other, hook, impls[one.key][hook][0], impls[other.key][hook][0]))
+
+
+def _keeps(first: pluggy.HookImpl, second: pluggy.HookImpl) -> bool:
+    """Whether anything of ``second`` comes after something of ``first``, which is declared to be before it."""
+    if first.wrapper == second.wrapper:
+        return first.tryfirst or not second.tryfirst
+    return works_after_yield(second.function) if second.wrapper else works_before_yield(first.function)
+
+
+def _unkept(one: Plugin, other: Plugin, hook: str, first: pluggy.HookImpl, second: pluggy.HookImpl) -> str:
+    """What is said where ``one``, whose ``hook`` is ``first``, is declared to be before ``other`` and cannot be."""
+    says = f"{one.label} is declared to come before {other.label}, and that holds in no hook: "
+    if first.wrapper == second.wrapper:
+        return f"{says}{hook!r} of {other.name!r} says tryfirst=True. Take it away, or the 'before' or 'after'"
+    if second.wrapper:
+        return (
+            f"{says}{hook!r} of {other.name!r} is a wrapper, which begins before whatever is none, and does nothing after its "
+            f"yield. Make {hook!r} of {one.name!r} a wrapper too, or take the 'before' or 'after' away"
+        )
+    return (
+        f"{says}{hook!r} of {one.name!r} is a wrapper, which ends after whatever is none, and does nothing before its yield. "
+        f"Do there what {other.name!r} has to come after, or take the 'before' or 'after' away"
+    )
 
 
 def _looks_like(method: Any, caller: pluggy.HookCaller) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pluggy
 
+from lightloop.host.bytecode import works_after_yield
 from lightloop.host.dispatch import CLEAN_UP, OWN, Relay
 from lightloop.host.found import PluginError
-from lightloop.host.hook_checks import check_answers, check_hooks
+from lightloop.host.hook_checks import check_answers, check_hooks, check_places
 from lightloop.host.order import Order
 from lightloop.host.plugin import Plugin
 
@@ -26,6 +27,8 @@ class Caller:
     wrapper: bool = False
     reason: str = ""
     """Which declaration put it behind those that are called before it."""
+    ends: bool = False
+    """Whether this is what a wrapper does after its yield, which has a place of its own where a declaration speaks of it."""
 
 
 class _Registry(pluggy.PluginManager):
@@ -61,6 +64,7 @@ class Manager:
         for plugin in reversed(self.plugins):
             self._pluggy.register(plugin, plugin.key)
         check_answers(hooks)
+        check_places(self.plugins, hooks)
 
     def relay(self) -> Relay:
         """What calls the hooks of one run."""
@@ -95,7 +99,10 @@ class Manager:
         return {name: specified[name] for name in (*own, *brought)}
 
     def chains(self) -> dict[str, list[Caller]]:
-        """For each hook that a plugin implements, in the order of a run, who is called; the loop's own answer last."""
+        """For each hook that a plugin implements, in the order of a run, who is called; the loop's own answer after them.
+
+        What a wrapper does after its yield comes last of all, and is there where something is declared to come before it.
+        """
         order = Order(self.plugins, self._absent)
         chains: dict[str, list[Caller]] = {}
         for hook in self.hook_names:
@@ -111,6 +118,9 @@ class Manager:
                 seen.append(impl)
             if seen and any(impl.plugin_name == OWN for impl in impls):
                 chains[hook].append(Caller(None))
+            for wrapper in [impl for impl in reversed(seen) if impl.wrapper]:
+                if reason := "; ".join(_said_before(order, seen, wrapper)):
+                    chains[hook].append(Caller(wrapper.plugin_name, True, reason, ends=True))
         return chains
 
     def explain(self) -> str:
@@ -119,7 +129,7 @@ class Manager:
         for hook, callers in self.chains().items():
             lines.append(hook + (" (in reverse)" if hook in CLEAN_UP else ""))
             for number, caller in enumerate(callers, 1):
-                kind = " around the rest" if caller.wrapper else ""
+                kind = " after its yield" if caller.ends else " around the rest" if caller.wrapper else ""
                 reason = f"  [{caller.reason}]" if caller.reason else ""
                 lines.append(f"  {number}. {caller.key or OWN_ANSWER}{kind}{reason}")
         if not lines:
@@ -137,10 +147,19 @@ def _reason(order: Order[Plugin], seen: Sequence[pluggy.HookImpl], impl: pluggy.
     if not said and alike:
         said = ["by name"]
     for other in seen:  # pluggy calls wrappers, and what is marked tryfirst, before the rest
-        if other not in alike and not in_reverse and (against := order.why(name, _name(other))) and against.direct:
-            mark = "is a wrapper: this holds for what comes after its yield" if other.wrapper else "says tryfirst=True"
-            said.append(f"{against.text}, but {_name(other)} {mark}")
+        if other in alike or in_reverse or (other.wrapper and works_after_yield(other.function)):
+            continue
+        if (against := order.why(name, _name(other))) and against.direct:
+            mark = "is a wrapper and does nothing after its yield" if other.wrapper else "says tryfirst=True"
+            said.append(f"not here: {against.text}, but {_name(other)} {mark}")
     return "; ".join(said)
+
+
+def _said_before(order: Order[Plugin], seen: Sequence[pluggy.HookImpl], wrapper: pluggy.HookImpl) -> list[str]:
+    """What puts the end of ``wrapper`` behind those that are no wrappers."""
+    plain = [other for other in seen if not other.wrapper] if works_after_yield(wrapper.function) else []
+    reasons = [order.why(_name(other), _name(wrapper)) for other in plain]
+    return [reason.text for reason in reasons if reason is not None and reason.direct]
 
 
 def _name(impl: pluggy.HookImpl) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import permutations
 from typing import Any
 
@@ -555,14 +556,88 @@ def test_explain_of_a_trainer_counts_what_is_installed_and_says_what_is_ignored(
     assert "odd runs before log_every: odd says before='log_every'" in text
 
 
-def test_explain_says_what_a_place_means_beside_a_wrapper():
-    plain = of_hooks("plain", before_step=hookimpl(lambda self: None), before=("around",))
-    around = of_hooks("around", before_step=hookimpl(lambda self: (yield), wrapper=True))
-    early = of_hooks("zz", before_step=hookimpl(lambda self: None, tryfirst=True), after=("plain",))
-    assert Manager([plain, around, early], Operations(), Hooks).explain().splitlines() == [
+def ends(self):
+    yield
+    print("at the end")
+
+
+def begins(self):
+    print("at the beginning")
+    yield
+
+
+def test_explain_lists_the_parts_of_a_wrapper_where_they_are_called(capsys):
+    plain = of_hooks("plain", before_step=hookimpl(lambda self: print("plain")), before=("around",))
+    around = of_hooks("around", before_step=hookimpl(ends, wrapper=True))
+    manager = Manager([plain, around], Operations(), Hooks)
+    assert manager.explain().splitlines() == [
+        "before_step",
+        "  1. around around the rest",
+        "  2. plain",
+        "  3. around after its yield  [plain says before='around']",
+    ]
+    manager.relay().before_step(loop=None)
+    assert capsys.readouterr().out.split("\n") == ["plain", "at the end", ""]
+
+
+def test_explain_says_where_a_place_is_not_kept_that_another_hook_keeps():
+    both = {"after_step": hookimpl(lambda self: None)}
+    plain = of_hooks("plain", before_step=hookimpl(lambda self: None), before=("around",), **both)
+    around = of_hooks("around", before_step=hookimpl(begins, wrapper=True), **both)
+    early = of_hooks("zz", before_step=hookimpl(lambda self: None, tryfirst=True), after=("plain",), **both)
+    assert Manager([plain, around, early], Operations(), Hooks).explain().splitlines()[:5] == [
         "before_step",
         "  1. around around the rest",
         "  2. zz",
-        "  3. plain  [plain says before='around', but around is a wrapper: this holds for what comes after its yield; "
-        "zz says after='plain', but zz says tryfirst=True]",
+        "  3. plain  [not here: plain says before='around', but around is a wrapper and does nothing after its yield; "
+        "not here: zz says after='plain', but zz says tryfirst=True]",
+        "after_step",
     ]
+
+
+def of_one(kind, **places):
+    """A plugin of the name ``kind`` whose before_step is of that kind, and says ``places``."""
+    hooks = {
+        "plain": hookimpl(lambda self: None),
+        "begins": hookimpl(begins, wrapper=True),
+        "ends": hookimpl(ends, wrapper=True),
+        "first": hookimpl(lambda self: None, tryfirst=True),
+    }
+    return of_hooks(kind, before_step=hooks[kind], **places)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (
+            "plain",
+            "begins",
+            "'before_step' of 'begins' is a wrapper, which begins before whatever is none, and does nothing",
+        ),
+        (
+            "ends",
+            "plain",
+            "'before_step' of 'ends' is a wrapper, which ends after whatever is none, and does nothing before",
+        ),
+        ("plain", "first", "'before_step' of 'first' says tryfirst=True"),
+        ("plain", "ends", None),
+        ("begins", "plain", None),
+        ("begins", "ends", None),
+        ("first", "plain", None),
+    ],
+)
+@pytest.mark.parametrize("says", ["before", "after"])
+def test_a_place_that_no_hook_can_keep_is_refused(one, other, said, says):
+    plugins = (
+        [of_one(one, before=(other,)), of_one(other)]
+        if says == "before"
+        else [of_one(one), of_one(other, after=(one,))]
+    )
+    if said is None:
+        assert len(Trainer(["-*", *plugins]).plugins) == 2
+        return
+    head = f"plugin {one!r} (tests.core.test_manager) is declared to come before plugin {other!r} (tests.core.test_manager), "
+    with pytest.raises(PluginError, match=f"^{re.escape(head)}and that holds in no hook: {re.escape(said)}"):
+        Trainer(["-*", *plugins])
+    with pytest.raises(PluginError, match="holds in no hook"):
+        Manager(plugins[::-1], Operations(), Hooks)  # however they are listed
