@@ -9,12 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 
+@lru_cache(4096)
 def returns_nothing(generator: Callable[..., Any]) -> bool:
     """Whether it can end by returning, and then returns None wherever it does."""
     returned = [*_given(generator, "RETURN_VALUE"), *(each.argval is None for each in _constants(generator))]
     return bool(returned) and all(returned)
 
 
+@lru_cache(4096)
 def yields_nothing(generator: Callable[..., Any]) -> bool:
     """Whether each of its yields is a bare ``yield``, as in a wrapper."""
     yielded = list(_given(generator, "YIELD_VALUE"))
