@@ -28,7 +28,7 @@ from lightloop.loop import Loop
 from lightloop.metrics import Metrics, Running, fetch
 from lightloop.module import Module
 from lightloop.randomness import keep_random, seed_everything
-from lightloop.replay import refuse_closures, replay
+from lightloop.replay import Closure, refuse_closures, remember, replay
 from lightloop.stash import Key, Stash
 from lightloop.toolkit.amounts import seconds_of
 from lightloop.toolkit.cadence import Every
@@ -50,6 +50,7 @@ __all__ = [
     "Around",
     "BusyError",
     "Callback",
+    "Closure",
     "Evaluation",
     "Every",
     "Fixed",
@@ -105,6 +106,7 @@ __all__ = [
     "read_setup",
     "refuse_closures",
     "remade",
+    "remember",
     "replace_in",
     "replay",
     "scale_",

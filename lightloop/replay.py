@@ -21,7 +21,11 @@ CONTEXT = (*PIECE, "output", "loss", "weight", "replaying", "again")
 
 
 def remember(loop: Loop) -> None:
-    """Keep what the piece that just went backward needs to be replayed, and its share in the loss of the window."""
+    """Keep what the piece that just went backward needs to be replayed, and its share in the loss of the window.
+
+    The loop does so after each ``backward`` where windows are kept. A plugin that goes backward at another place, as one
+    that cuts a piece finer does, calls it there.
+    """
     loop.window.moments.append((_capture(loop, PIECE), _share(loop)))
 
 
@@ -31,9 +35,19 @@ class Closure:
     Each call evaluates anew. Only a first call that comes before the optimizer has changed anything, neither a parameter of
     its own nor a gradient (but behind torch's back, by ``parameter.data``), is answered with what the window has gathered:
     it is the same.
+
+    A plugin that answers ``step`` makes one for the optimizer that it calls.
+
+    Args:
+        loop: the run, whose window is about to close.
+        optimizer: the one that is given the closure.
+
+    Raises:
+        RuntimeError: if the batches of the window were not kept.
     """
 
     def __init__(self, loop: Loop, optimizer: Optimizer) -> None:
+        _check_kept(loop)
         self._loop, self._optimizer = loop, optimizer
         self._gathered: list[Any] | None = self._state()
 
@@ -75,8 +89,7 @@ def replay(loop: Loop) -> Tensor:
     """
     if loop.no_replay is not None:
         raise ValueError(loop.no_replay)
-    if not loop.window.moments:
-        raise RuntimeError("there is nothing to replay: call loop.keep_windows() in before_fit")
+    _check_kept(loop)
     now = _capture(loop, CONTEXT)
     loop.replaying = loop.again = True
     try:
@@ -88,6 +101,11 @@ def replay(loop: Loop) -> Tensor:
     finally:
         _restore(loop, CONTEXT, now)
     return _mean(loop, losses)
+
+
+def _check_kept(loop: Loop) -> None:
+    if not loop.window.moments:
+        raise RuntimeError("there is nothing to replay: call loop.keep_windows() in before_fit")
 
 
 def _run(loop: Loop, piece: tuple[Any, ...]) -> Tensor:
