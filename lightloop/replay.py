@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightloop.inputs.optimizers import parameters_of, searches_line, takes_closure
@@ -32,9 +32,10 @@ def remember(loop: Loop) -> None:
 class Closure:
     """What an optimizer may call for the loss of the open window, with its gradient, at today's parameters.
 
-    Each call evaluates anew. Only a first call that comes before the optimizer has changed anything, neither a parameter of
-    its own nor a gradient (but behind torch's back, by ``parameter.data``), is answered with what the window has gathered:
-    it is the same.
+    Each call evaluates anew. Only a first call that comes before the optimizer has changed anything is answered with what the
+    window has gathered: it is the same. What is looked at are the parameters of the optimizer and their gradients (but what
+    is done behind torch's back, by ``parameter.data``), and the attributes of the modules, such as the momentum of
+    statistics.
 
     A plugin that answers ``step`` makes one for the optimizer that it calls.
 
@@ -50,12 +51,14 @@ class Closure:
         _check_kept(loop)
         self._loop, self._optimizer = loop, optimizer
         self._gathered: list[Any] | None = self._state()
+        self._attributes = _attributes(loop.module)
 
     def __call__(self) -> Tensor:
         """The loss; its gradient is then that of the parameters."""
         loop = self._loop
         unchanged, self._gathered = self._gathered == self._state(), None
-        if unchanged:
+        attributes, self._attributes = self._attributes, []
+        if unchanged and _are_same(attributes, _attributes(loop.module)):
             return _mean(loop, [share for _, share in loop.window.moments])
         with torch.enable_grad():
             loss = replay(loop)
@@ -74,6 +77,17 @@ class Closure:
         """What is another as soon as a parameter or gradient is."""
         pairs = [(parameter, parameter.grad) for parameter in parameters_of(self._optimizer)]
         return [(each._version, id(grad), grad is not None and grad._version) for each, grad in pairs]
+
+
+def _attributes(module: nn.Module) -> list[Any]:
+    return [value for part in module.modules() for value in vars(part).values()]
+
+
+def _are_same(values: list[Any], others: list[Any]) -> bool:
+    changed = [pair for pair in zip(values, others, strict=False) if pair[0] is not pair[1]]
+    return len(values) == len(others) and all(
+        type(a) is type(b) and type(a) in (int, float, str) and a == b for a, b in changed
+    )
 
 
 def replay(loop: Loop) -> Tensor:

@@ -2,13 +2,13 @@
 # Make the environment in which the distributions of examples/third_party are tested, and print the path of its Python:
 # bash scripts/third_party_env.sh
 #
-# The packages that they log to and search with are installed once. The distributions themselves are built as wheels and
+# The packages that they log to and search with, and optimizers to compare with, are installed once. The distributions themselves are built as wheels and
 # installed by pip whenever one of their files has changed. mlflow-skinny is MLflow without its server and its models.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env_common.sh"
 
 torch=$(sed -n 's/^torch==//p' "$root/constraints-dev.txt")
-packages="wandb==0.31.0 mlflow-skinny==3.17.2 optuna==5.0.0"
+packages="wandb==0.31.0 mlflow-skinny==3.17.2 optuna==5.0.0 pytorch_optimizer==4.1.0"
 distributions="lightloop-mlflow lightloop-optuna lightloop-wandb"
 
 # What is installed is the wheel of what is there: the sum of all the files from which it is built.

@@ -189,6 +189,27 @@ def assert_same(one, other, **tolerance):
         torch.testing.assert_close(value, other[name], **(tolerance or {"rtol": 0, "atol": 0}))
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_that_switches_statistics_at_the_module_has_the_statistics_of_its_own_evaluations(accumulate):
+    class Stops(Twice):
+        def step(self, closure=None):
+            norm.momentum = 0.1
+            loss = self.evaluate(closure)
+            norm.momentum = 0.0
+            self.descend(closure)
+            return loss
+
+    ours, theirs = Net(Stops), Net(Stops)
+    for net in (ours, theirs):
+        net.net[2] = nn.Identity()
+    norm = ours.net[1]
+    Trainer(["-*"], accumulate_grad_batches=accumulate).fit(ours, batches(6))
+    norm = theirs.net[1]
+    expected = by_hand(theirs, batches(6), accumulate)
+    expected.pop("net.1.num_batches_tracked")
+    assert_same(expected, ours.state_dict())
+
+
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
