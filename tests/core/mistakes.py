@@ -201,3 +201,23 @@ DOUBTED = {
     },
 }
 """Warned of when the Trainer is made."""
+
+TUPLE = "Mistaken.{} must be a tuple of names; write ({!r},)"
+OWN_NAME = "option '{}' of Mistaken has the name of {}: call it '{}_'"
+DECLARED = {
+    "ranks": Mistake("ranks = 'master'", "Mistaken.ranks must be 'all' or 'main'; it is 'master'"),
+    "on_failure": Mistake("on_failure = 'ignore'", "Mistaken.on_failure must be 'stop' or 'disable'; it is 'ignore'"),
+    "disturbs": Mistake("disturbs = ('parametres',)", "it is 'parametres'. Did you mean 'parameters'"),
+    "after-a-number": Mistake("after = (3,)", "Mistaken.after has 3, which is no name"),
+    "before-a-text": Mistake("before = 'clip'", TUPLE.format("before", "clip")),
+    "option-group": Mistake(
+        "group: str = option('', 'Group.')", OWN_NAME.format("group", "an attribute", "group")[:50]
+    ),
+    "option-step": Mistake("step: int = option(1, 'Step.')", OWN_NAME.format("step", "a hook", "step")),
+    "flag-plugins": Mistake(
+        "n: int = option(1, 'N.', flag='plugins')", "the Trainer has the keyword 'plugins' for itself"
+    ),
+    "flag-of-two-words": Mistake("n: int = option(1, 'N.', flag='my flag')", "'my flag' can be no keyword"),
+    "mutable-default": Mistake("n: list = option([], 'N.')", "the default of an option must be immutable"),
+}
+"""Refused when the class is made."""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightloop import Hooks, PluginError, Trainer, hookimpl
+from lightloop import Hooks, Plugin, PluginError, Trainer, hookimpl
 from lightloop.host.compiled import in_turn
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from tests.core.mistakes import ANSWERS, DOUBTED, FREE, REFUSED, WRONG, Mistake
+from tests.core.mistakes import ANSWERS, DECLARED, DOUBTED, FREE, REFUSED, WRONG, Mistake
 from tests.core.test_manager import of_hooks
 
 WHO = "plugin 'mistaken' (mistaken_module)"
@@ -32,6 +32,12 @@ def test_what_would_never_work_is_refused_when_the_trainer_is_made(name):
     mistake = REFUSED[name]
     with pytest.raises(PluginError, match=f"^{mistake.pattern(WHO)}"):
         Trainer(["-*", made(mistake)])
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_what_a_class_cannot_mean_is_refused_when_it_is_made(name):
+    with pytest.raises(TypeError, match=DECLARED[name].pattern(WHO)):
+        made(DECLARED[name])
 
 
 @pytest.mark.parametrize("name", DOUBTED)
@@ -54,8 +60,8 @@ class Asks(TinyClassifier):
         return loss
 
 
-def asking(kind: Any) -> Any:
-    """``kind``, in a run that asks for everything."""
+def asking(but: str) -> Any:
+    """A plugin by which every operation is asked for; it has no hook ``but``."""
 
     def hold_step(self: Any, loop: Any) -> Any:
         return loop.batch_idx % 2 == 0
@@ -66,8 +72,8 @@ def asking(kind: Any) -> Any:
             loop.stop("so that may_stop is asked")
 
     hooks = {"before_step": hookimpl(before_step), "hold_step": hookimpl(hold_step)}
-    own = {name: hook for name, hook in hooks.items() if name not in vars(kind)}
-    return type("Asking", (kind,), {**own, "__module__": "mistaken_module"})
+    hooks.pop(but, None)
+    return type("Asking", (Plugin,), {"name": "asking", **hooks, "__module__": __name__})
 
 
 def test_every_operation_has_wrong_answers():
@@ -79,7 +85,7 @@ def test_every_operation_has_wrong_answers():
 def test_a_wrong_answer_names_the_plugin_and_what_is_wanted(name):
     hook, mistake = ANSWERS[name]
     with pytest.raises((TypeError, ValueError, IndexError)) as info:
-        Trainer(["-*", asking(made(mistake))]).fit(Asks(), classification_batches(4))
+        Trainer(["-*", made(mistake), asking(but=hook)]).fit(Asks(), classification_batches(4))
     assert str(info.value).startswith(f"{WHO} answered {hook!r} with ")
     assert mistake.said in str(info.value)
     assert "training_step" not in str(info.value)

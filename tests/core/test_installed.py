@@ -11,8 +11,9 @@ import pytest
 from lightloop import OrderError, PluginError, Trainer
 from lightloop.cli.front import main
 from lightloop.host import discovery
-from lightloop.testing import Probe, probe_batches
-from tests.core.mistakes import HEAD, REFUSED
+from lightloop.testing import Probe, classification_batches, probe_batches
+from tests.core.mistakes import ANSWERS, DECLARED, DOUBTED, HEAD, REFUSED
+from tests.core.test_authors import Asks, asking
 from tests.core.test_discovery import install
 
 BAD = HEAD.format(default=True)
@@ -90,6 +91,46 @@ def test_it_is_left_out_with_one_warning_and_is_an_error_if_it_is_asked_for(site
         patch.setenv("LIGHTLOOP_STRICT", "1")
         with pytest.raises((PluginError, OrderError, ValueError)):
             Trainer()
+
+
+WHO = "plugin 'mistaken' (dist_bad, dist-bad 1.0)"
+
+
+def sampled(names):
+    """Every ninth of ``names`` in each suite, all of them under ``torture``."""
+    return [pytest.param(name, marks=() if n % 9 == 4 else pytest.mark.torture) for n, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", sampled(REFUSED))
+def test_one_that_is_asked_for_by_name_is_refused_with_its_distribution(site, name):
+    install(site, "dist-bad", REFUSED[name].source(), "mistaken=Mistaken")
+    with pytest.raises(PluginError, match=f"^{REFUSED[name].pattern(WHO)}"):
+        Trainer(["-*", "mistaken"])
+
+
+@pytest.mark.filterwarnings("ignore:plugin 'mistaken' of dist-bad 1.0 is left out")
+@pytest.mark.parametrize("name", DECLARED)
+def test_so_is_one_whose_class_cannot_be_made(site, name):
+    install(site, "dist-bad", DECLARED[name].source(), "mistaken=Mistaken")
+    with pytest.raises(PluginError, match=f"'mistaken' of dist-bad 1.0.*{DECLARED[name].pattern(WHO)}"):
+        Trainer(["-*", "mistaken"])
+
+
+@pytest.mark.parametrize("name", sampled(DOUBTED))
+def test_one_that_is_doubted_is_warned_of_with_its_distribution(site, name):
+    install(site, "dist-bad", DOUBTED[name].source(), "mistaken=Mistaken")
+    with pytest.warns(UserWarning, match=f"^{DOUBTED[name].pattern(WHO)}"):
+        Trainer(["-*", "mistaken"])
+
+
+@pytest.mark.parametrize("name", sampled(ANSWERS))
+def test_a_wrong_answer_of_an_installed_one_names_its_distribution(site, name):
+    hook, mistake = ANSWERS[name]
+    install(site, "dist-bad", mistake.source(), "mistaken=Mistaken")
+    with pytest.raises((TypeError, ValueError, IndexError)) as info:
+        Trainer(["-*", "mistaken", asking(but=hook)]).fit(Asks(), classification_batches(4))
+    assert str(info.value).startswith(f"{WHO} answered {hook!r} with ")
+    assert mistake.said in str(info.value)
 
 
 @pytest.mark.parametrize("value", ["m:X:Y", "", "not a module!", "dist_bad:", ":Mistaken"])
