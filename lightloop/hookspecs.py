@@ -246,7 +246,8 @@ class Hooks:
 
         When: once per window, after unscale_gradients, and again each time that an optimizer's closure is called (but by a
             line search). A plugin needs no declaration to see the whole gradient.
-        May change: ``loop.gradients`` in place; ``loop.skip_step(reason)`` keeps the step from being taken.
+        May change: the tensors in ``loop.gradients``, in place; ``loop.skip_step(reason)`` keeps the step from being taken.
+            Where a parameter's ``grad`` has to be another tensor, end with ``loop.gradients = loop.find_gradients()``.
         Order: measure, check, clip.
         """
 

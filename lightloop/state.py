@@ -98,6 +98,8 @@ class State(Control):
         self.weight: Weight | None = None
         self.seed: Tensor | None = None
         self.gradients: list[Tensor] = []
+        self.edits_to_check = 0
+        """Of how many windows to come it is looked at whether gradients were edited in place."""
         self.stepped = False
         self.epoch_finished = False
         self.stopping = False

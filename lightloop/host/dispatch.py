@@ -56,6 +56,15 @@ class Relay:
         blame(error, hook, impl)
         return error
 
+    def implementations(self, hook: str) -> dict[str, Callable[..., Any]]:
+        """The functions that implement ``hook`` in this run, by what their plugins are called in errors."""
+        impls = getattr(self._manager.hook, hook).get_hookimpls()
+        return {
+            impl.plugin.label: impl.function
+            for impl in impls
+            if impl.plugin_name != OWN and not self._has_left(impl.plugin, hook)
+        }
+
     def leave(self, plugin: object, *hooks: str) -> None:
         """Take ``plugin`` out of ``hooks``, or of every hook but the clean-up ones, as if it were absent from the run.
 

@@ -221,3 +221,16 @@ DECLARED = {
     "mutable-default": Mistake("n: list = option([], 'N.')", "the default of an option must be immutable"),
 }
 """Refused when the class is made."""
+
+OTHER_TENSORS = "before_step of WHO has put other tensors in place of gradients"
+EDITS = {
+    "another-list": Mistake(
+        method("before_step", "loop.gradients = [2 * each for each in loop.gradients]"), OTHER_TENSORS
+    ),
+    "another-item": Mistake(method("before_step", "loop.gradients[-1] = 2 * loop.gradients[-1]"), OTHER_TENSORS),
+    "another-grad": Mistake(
+        method("before_step", "for each in loop.module.parameters():\n    each.grad = 2 * each.grad"), OTHER_TENSORS
+    ),
+    "no-grad": Mistake(method("before_step", "loop.optimizer.param_groups[0]['params'][0].grad = None"), OTHER_TENSORS),
+}
+"""Found in the first windows: the optimizer would step by what nothing else has seen, or the other way round."""

@@ -14,7 +14,7 @@ import torch
 from lightloop import Hooks, Plugin, PluginError, Trainer, hookimpl
 from lightloop.host.compiled import in_turn
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from tests.core.mistakes import ANSWERS, DECLARED, DOUBTED, FREE, REFUSED, WRONG, Mistake
+from tests.core.mistakes import ANSWERS, DECLARED, DOUBTED, EDITS, FREE, REFUSED, WRONG, Mistake
 from tests.core.test_manager import of_hooks
 
 WHO = "plugin 'mistaken' (mistaken_module)"
@@ -109,6 +109,26 @@ def test_what_training_step_returned_is_still_its_own_where_plugins_pass_it_on()
     passes = of_hooks("passes", forward=hookimpl(lambda self, loop: None))
     with pytest.raises(TypeError, match=r"^training_step must return a tensor"):
         Trainer(["-*", "toggle", passes], precision="bf16-mixed").fit(wrong(), classification_batches(2))
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize(
+    "options", [{}, {"precision": "16-mixed", "accumulate_grad_batches": 2, "gradient_clip_val": 0.1}]
+)
+def test_a_gradient_that_is_edited_in_another_place_than_the_optimizers_is_refused(name, options):
+    looks = of_hooks("looks", before_step=hookimpl(lambda self, loop: None))
+    with pytest.raises(RuntimeError, match=f"^{EDITS[name].pattern(WHO)}"):
+        Trainer(["-*", looks, made(EDITS[name])], **options).fit(TinyClassifier(), classification_batches(2))
+
+
+def test_a_gradient_that_is_another_tensor_is_seen_by_those_after_it_where_it_is_looked_up_again():
+    def doubles(self, loop):
+        loop.module.w.grad = 2 * loop.module.w.grad
+        loop.gradients = loop.find_gradients()
+
+    module = Probe()
+    Trainer(["-*", of_hooks("a", before_step=hookimpl(doubles))], gradient_clip_val=1.0).fit(module, probe_batches(2))
+    assert module.w.item() == pytest.approx(-2.0)
 
 
 def test_what_is_given_lazily_is_read_as_late_and_as_often_as_by_the_loop_itself():
