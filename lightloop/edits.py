@@ -18,7 +18,7 @@ def check_edits(loop: Loop) -> None:
     Raises:
         RuntimeError: which names the plugins that may have done it.
     """
-    loop.edits_to_check -= 1
+    loop._edits_to_check -= 1
     found, shown = loop.find_gradients(), loop.gradients
     if len(found) == len(shown) and all(one is other for one, other in zip(found, shown, strict=True)):
         return

@@ -145,7 +145,7 @@ class Loop(State):
         self._norms = {}
         if show:
             hook.before_step(loop=self)
-            if self.edits_to_check:
+            if self._edits_to_check:
                 check_edits(self)
         (self.skip_step_reason,) = self.world.agree(self.skip_step_reason)
         return self.skip_step_reason is None
@@ -195,7 +195,7 @@ class Loop(State):
         self.training_step = self.user_step = bind(step, order, self.step_arguments, ("batch",), self.absent_arguments)
         self.by_hand = setup.by_hand
         self.windows = windows_for(setup, takes(self.training_step, "optimizer_idx"))
-        self.edits_to_check = 2 * len(self.windows)
+        self._edits_to_check = 2 * len(self.windows)
         replays = [takes_closure(optimizer) for optimizer in self.optimizers]
         self._replays = [any(replays[index] for index in window.members) for window in self.windows]
         for index in range(len(self.windows)):

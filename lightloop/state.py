@@ -98,8 +98,6 @@ class State(Control):
         self.weight: Weight | None = None
         self.seed: Tensor | None = None
         self.gradients: list[Tensor] = []
-        self.edits_to_check = 0
-        """Of how many windows to come it is looked at whether gradients were edited in place."""
         self.stepped = False
         self.epoch_finished = False
         self.stopping = False
@@ -133,6 +131,8 @@ class State(Control):
         """The stages in which it has been said that samples cannot be counted."""
         self.by_hand = False
         """Whether training_step goes backward and steps by itself."""
+        self._edits_to_check = 0
+        """Of how many windows to come it is looked at whether gradients were edited in place."""
         self._idle_told = self._unused_told = False
         self._norms: dict[float, Tensor] = {}
         self._seeds: dict[Any, Tensor] = {}
