@@ -1,4 +1,4 @@
-"""What plugin authors use to test: the contracts, a recorder of hooks, ranks, tiny models and data.
+"""What plugin authors use to test: the contracts, recorders of hooks and of rows, ranks, tiny models and data.
 
 :class:`PluginContract` and :class:`LoggerContract` need pytest, :class:`AcceleratorContract` and :class:`GradientContract`
 torch.distributed; they are imported when they are asked for.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lightloop.testing.models import Probe, TinyClassifier, classification_batches, probe_batches
 from lightloop.testing.order import assert_order
 from lightloop.testing.recorder import Recorder
+from lightloop.testing.rows import Rows
 from lightloop.testing.syncs import Sync, count_syncs
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "PluginContract",
     "Probe",
     "Recorder",
+    "Rows",
     "Sync",
     "TinyClassifier",
     "assert_order",

@@ -3,22 +3,11 @@ import sys
 import pytest
 import torch
 
-from lightloop import Plugin, Trainer, hookimpl
-from lightloop.testing import Probe, probe_batches
+from lightloop import Trainer
+from lightloop.testing import Probe, Rows, probe_batches
 from lightloop_plugins.device_stats import device_memory, host_memory
 
 BARE = ["-*", "log_every", "device_stats"]
-
-
-class Rows(Plugin):
-    name, tags = "rows", ("logger",)
-
-    def check(self):
-        self.rows = []
-
-    @hookimpl
-    def log_metrics(self, loop, metrics, step):
-        self.rows.append((step, metrics))
 
 
 def test_the_memory_of_the_process_is_in_the_rows():

@@ -5,25 +5,9 @@ import torch
 from torch import Tensor
 
 from lightloop import Module, Plugin, Trainer, hookimpl
-from lightloop.testing import Probe, probe_batches
+from lightloop.testing import Probe, Rows, probe_batches
 
 BARE = ["-*", "log_every", "validation"]
-
-
-class Rows(Plugin):
-    """What loggers are given, as (step, row)."""
-
-    name, tags = "rows", ("logger",)
-
-    def check(self):
-        self.rows = []
-
-    @hookimpl
-    def log_metrics(self, loop, metrics, step):
-        self.rows.append((step, dict(metrics)))
-
-    def steps(self, name):
-        return [step for step, row in self.rows if name in row]
 
 
 class Logging(Probe):

@@ -1,20 +1,9 @@
 import torch
 
-from lightloop import Plugin, Trainer, hookimpl
-from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop import Trainer
+from lightloop.testing import Probe, Rows, TinyClassifier, classification_batches, probe_batches
 
 BARE = ["-*", "log_every", "lr_schedule"]
-
-
-class Rows(Plugin):
-    name, tags = "rows", ("logger",)
-
-    def check(self):
-        self.rows = []
-
-    @hookimpl
-    def log_metrics(self, loop, metrics, step):
-        self.rows.append((step, {name: value for name, value in metrics.items() if name.startswith("lr")}))
 
 
 class Halving(Probe):
@@ -31,7 +20,7 @@ class Halving(Probe):
 def run(module, batches=3, **options):
     rows = Rows()
     Trainer([*BARE, "lr_monitor", rows], log_every_n_steps=1, **options).fit(module, probe_batches(batches))
-    return rows.rows
+    return rows.of("lr")
 
 
 def test_the_rate_that_each_step_is_made_with():

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightloop import Module, Plugin, Trainer, hookimpl
-from lightloop.testing import Probe, probe_batches
+from lightloop.testing import Probe, Rows, probe_batches
 from lightloop_plugins.manual_optimization import MANUAL
 
 
@@ -454,17 +454,6 @@ class Evolved(Probe):
         return self.returns and self.w * 1
 
 
-class Rows(Plugin):
-    name = "rows"
-
-    def check(self):
-        self.rows = []
-
-    @hookimpl
-    def log_metrics(self, metrics, step):
-        self.rows.append((step, metrics.get("x")))
-
-
 @pytest.mark.parametrize("manual", [False, True])
 def test_without_an_optimizer_each_batch_is_a_step_of_the_modules_own(manual):
     rows = Rows()
@@ -483,7 +472,7 @@ def test_without_an_optimizer_each_batch_is_a_step_of_the_modules_own(manual):
     module = Evolved(manual)
     result = trainer.fit(module, probe_batches(3))
     assert (module.w.item(), result.global_step, result.reason) == (-9.0, 5, "max_steps=5 reached")
-    assert rows.rows == [(1, 1.0), (2, 2.0), (4, 1.0), (5, 2.0)]
+    assert [(step, row.get("x")) for step, row in rows.rows] == [(1, 1.0), (2, 2.0), (4, 1.0), (5, 2.0)]
 
 
 @pytest.mark.parametrize(("manual", "says"), [(True, 0), (False, 1)])

@@ -3,22 +3,10 @@ import time
 
 import pytest
 
-from lightloop import Plugin, Trainer, hookimpl
-from lightloop.testing import TinyClassifier, classification_batches
+from lightloop import Trainer
+from lightloop.testing import Rows, TinyClassifier, classification_batches
 
 BARE = ["-*", "log_every", "throughput", "validation"]
-
-
-class Rows(Plugin):
-    name, tags = "rows", ("logger",)
-
-    def check(self):
-        self.rows = []
-
-    @hookimpl
-    def log_metrics(self, loop, metrics, step):
-        rates = {n.removeprefix("throughput/"): v for n, v in metrics.items() if n.startswith("throughput/")}
-        self.rows += [rates] if rates else []
 
 
 class Slow:
@@ -41,7 +29,10 @@ def run(train, val=None, module=None, **options):
     trainer = Trainer([*BARE, rows], log_every_n_steps=1, **options)
     trainer.fit(module or TinyClassifier(), train, val)
     pickle.dumps(trainer)
-    return rows.rows
+    rates = [
+        {name.removeprefix("throughput/"): value for name, value in row.items()} for _, row in rows.of("throughput/")
+    ]
+    return [each for each in rates if each]
 
 
 def test_the_rates_belong_together():

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightloop import Every, Module, Plugin, Trainer, hookimpl
-from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop.testing import Probe, Rows, TinyClassifier, classification_batches, probe_batches
 
 
 class Validated(Probe):
@@ -379,20 +379,6 @@ def test_training_is_the_same_bit_for_bit_with_validation_in_the_middle_of_windo
 
 
 # ------------------------------------------------------------------------------------------------ rows, and other stages
-
-
-class Rows(Plugin):
-    """A logger that keeps its rows."""
-
-    name = "rows"
-    tags = ("logger",)
-
-    def check(self):
-        self.rows = []
-
-    @hookimpl
-    def log_metrics(self, metrics, step):
-        self.rows.append((step, dict(metrics)))
 
 
 def test_c61_validation_is_logged_at_the_step_that_training_is_at():
