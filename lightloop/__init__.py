@@ -1,5 +1,7 @@
 """Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
 
+from importlib.metadata import version
+
 from lightloop.evaluation import Evaluation, eval_loaders, evaluate
 from lightloop.exceptions import add_note, context
 from lightloop.gradients import clip_norm_, scale_, total_norm
@@ -44,6 +46,8 @@ from lightloop.trainer import Result, Trainer
 from lightloop.warning import warn
 from lightloop.window import Window
 from lightloop.world import World
+
+__version__ = version("lightloop")
 
 __all__ = [
     "ROLES",

@@ -5,17 +5,36 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from lightloop.host.discovery import discover
-from lightloop.host.found import PluginError
+from lightloop.host.found import PluginError, hint
 from lightloop.inputs.hyperparameters import Hyperparameters, callers, copied, entries_of, given_to, saves
 from lightloop.loop import Loop
 from lightloop.metrics import Number
+
+LOG_OPTIONS = {"on_step", "on_epoch", "prog_bar", "reduce", "weight", "copy"}
+"""The options of ``log``."""
+
+
+class Usual:
+    """An attribute that a module has until its author sets one of that name."""
+
+    def __init__(self, get: Callable[[Module], Any], doc: str) -> None:
+        self._get, self.__doc__ = get, doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Module | None, owner: type) -> Any:
+        if module is None:
+            return self
+        parts = (vars(module).get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))
+        return next((part[self._name] for part in parts if self._name in part), None) or self._get(module)
 
 
 class Module(nn.Module):
@@ -58,8 +77,15 @@ class Module(nn.Module):
         return self.loop.trainer
 
     def log(self, name: str, value: Number, **how: Any) -> None:
-        """Log a metric; see :meth:`lightloop.Loop.log` for the options."""
-        (self._loop or self.loop).log(name, value, **how)
+        """Log a metric; see :meth:`lightloop.Loop.log` for the options.
+
+        Lightning's ``batch_size`` is ``weight``, its ``reduce_fx`` is ``reduce``; with ``sync_dist`` a value of a step is
+        the mean over the ranks, as that of an epoch always is.
+        """
+        loop = self._loop or self.loop
+        if not how.keys() <= LOG_OPTIONS:
+            value, how = familiar(loop, value, how)
+        loop.log(name, value, **how)
 
     def log_dict(self, metrics: Mapping[str, Number], **how: Any) -> None:
         """Log several metrics with the same options."""
@@ -70,6 +96,24 @@ class Module(nn.Module):
     def device(self) -> torch.device:
         """Where the parameters are; the CPU where there are none."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
+    dtype = Usual(
+        lambda module: next((parameter.dtype for parameter in module.parameters()), torch.get_default_dtype()),
+        "The type of the parameters; torch's default where there are none.",
+    )
+    global_rank = Usual(
+        lambda module: module._loop.world.rank if module._loop else 0, "The rank of this process; 0 outside a run."
+    )
+    local_rank = Usual(
+        lambda module: module._loop.world.local_rank if module._loop else 0,
+        "The rank of this process on its machine; 0 outside a run.",
+    )
+    logger = Usual(lambda module: module.trainer.logger, "The run's logger, or None.")
+
+    def print(self, *values: Any, **how: Any) -> None:
+        """Print on the main rank alone."""
+        if self.global_rank == 0:
+            print(*values, **how)
 
     @property
     def current_epoch(self) -> int:
@@ -153,3 +197,25 @@ class Module(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_loop", "_given")}
+
+
+def familiar(loop: Loop, value: Any, how: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A logged value and its options, of which some have the names that Lightning gives them, as Lightloop has them.
+
+    Raises:
+        TypeError: for an option that means nothing here.
+    """
+    how = dict(how)
+    if how.pop("rank_zero_only", False) and loop.world.size > 1:
+        raise TypeError("log: metrics are the mean over all ranks; leave out rank_zero_only, and log on all of them")
+    if how.pop("sync_dist", False) and loop.evaluation is None and not how.get("on_epoch") and loop.world.size > 1:
+        value = loop.world.reduce(torch.as_tensor(value, device=loop.device), "mean")
+    if (size := how.pop("batch_size", None)) is not None:
+        how["weight"] = size
+    if (reduce := how.pop("reduce_fx", None)) is not None:
+        how["reduce"] = reduce if isinstance(reduce, str) else getattr(reduce, "__name__", repr(reduce))
+    usual = {"logger": True, "add_dataloader_idx": True, "enable_graph": False}
+    for name in how.keys() - LOG_OPTIONS:
+        if (given := how.pop(name)) is not None and given != usual.get(name):
+            raise TypeError(f"log has no option {name}={given!r}.{hint(f'log.{name}', discover().values())}")
+    return value, how

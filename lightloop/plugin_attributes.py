@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightloop.host.discovery import discover
+from lightloop.host.found import hint
 from lightloop.host.keywords import known_options
 from lightloop.host.nearest import nearest
 from lightloop.host.options import default_of, options_of
@@ -62,7 +63,8 @@ class PluginAttributes:
         if any(name in plugin.called() - {plugin.name, *ROLES} for plugin in installed):
             return None
         names = {*dir(self), *(today for today, _ in known.values()), *(each for p in self._live for each in p.offers)}
-        raise AttributeError(f"Trainer has no attribute {name!r}.{nearest(name, names)}")
+        meant = hint(f"Trainer.{name}", discover().values()) or nearest(name, names)
+        raise AttributeError(f"Trainer has no attribute {name!r}.{meant}")
 
     def __setattr__(self, name: str, value: object) -> None:
         own = name.startswith("_") or name in ("loop", "plugins") or hasattr(type(self), name)

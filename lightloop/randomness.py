@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 from collections.abc import Callable
@@ -16,14 +17,18 @@ def seed_everything(seed: int) -> int:
     Raises:
         ValueError: if ``seed`` is not a whole number from 0 to 2**32 - 1, which is what numpy takes.
     """
-    if type(seed) is not int or not 0 <= seed < 2**32:
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)  # also an integer of numpy
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**32:
         raise ValueError(f"a seed must be a whole number from 0 to 2**32 - 1; it is {seed!r}")
     import numpy  # it costs a tenth of a second, and only who seeds needs it
 
-    random.seed(seed)
-    numpy.random.seed(seed)
-    torch.manual_seed(seed)
-    return seed
+    random.seed(number)
+    numpy.random.seed(number)
+    torch.manual_seed(number)
+    return number
 
 
 def keep_random() -> Callable[[], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -14,10 +14,12 @@ from lightloop.evaluation import STEPS, Evaluation, evaluate
 from lightloop.exceptions import add_note, context
 from lightloop.host.choosing import choose, tell
 from lightloop.host.discovery import discover
+from lightloop.host.found import hint
 from lightloop.host.listing import Entry, Listing, from_environment
 from lightloop.host.manager import Manager
 from lightloop.host.plugin import Plugin
 from lightloop.host.selection import absent
+from lightloop.host.signature import OptionsSignature
 from lightloop.inputs.signatures import defined
 from lightloop.loop import Loop
 from lightloop.metrics import fetch
@@ -28,6 +30,11 @@ from lightloop.run_attributes import RunAttributes, idle_loop
 from lightloop.state import HookRelay, Stage, Status
 from lightloop.warning import warn
 from lightloop.world import World
+
+if TYPE_CHECKING:
+    from lightloop.trainer_options import TrainerOptions
+else:
+    TrainerOptions = object
 
 T = TypeVar("T")
 LOADERS = {
@@ -57,7 +64,7 @@ class Result:
     """The plugins that failed and were taken out for it, each with what happened in which hook."""
 
 
-class Trainer(RunAttributes, PluginAttributes):
+class Trainer(RunAttributes, PluginAttributes, TrainerOptions):
     """Trains and evaluates modules with the plugins that are asked for.
 
     Args:
@@ -75,7 +82,14 @@ class Trainer(RunAttributes, PluginAttributes):
         PluginError, OrderError: for plugins that are missing, broken or at odds.
     """
 
-    def __init__(self, plugins: Sequence[Entry] = (), **options: Any) -> None:
+    if not TYPE_CHECKING:  # the stub of TrainerOptions has it, with each option
+
+        def __init__(self, plugins: Sequence[Entry] = (), **options: Any) -> None:
+            self._choose(plugins, options)
+
+        __signature__ = OptionsSignature(discover)
+
+    def _choose(self, plugins: Any, options: dict[str, Any]) -> None:
         if isinstance(plugins, (str, Plugin, type)):
             plugins = (plugins,)
         if not isinstance(plugins, Sequence):
@@ -87,8 +101,15 @@ class Trainer(RunAttributes, PluginAttributes):
         """The live plugins, in order."""
         self.loop: Loop | None = None
         """The latest run."""
+        self.fit_result: Result | None = None
+        """How the latest fit ended; other stages leave it as it is."""
 
-    def fit(self, module: nn.Module, train: Any = None, val: Any = None, **options: Any) -> Result:
+    def __repr__(self) -> str:
+        given = [*([f"plugins={list(self._listed)!r}"] if self._listed else [])]
+        given += [f"{name}={reprlib.repr(value)}" for name, value in self._options.items()]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def fit(self, module: nn.Module | None = None, train: Any = None, val: Any = None, **options: Any) -> Result:
         """Train ``module``.
 
         Args:
@@ -101,7 +122,7 @@ class Trainer(RunAttributes, PluginAttributes):
             TypeError, ValueError: if there is no training step, no data, or a loss that cannot be differentiated.
             BaseException: whatever was raised by the user's code or a plugin: the same object, with notes on where.
         """
-        _check_module(module)
+        module = _module_in(module, options)
         if defined(module, "training_step") is None:
             raise TypeError(
                 f"{type(module).__name__} has no training_step: define training_step(self, batch, batch_idx)"
@@ -120,17 +141,18 @@ class Trainer(RunAttributes, PluginAttributes):
         with torch.inference_mode(False), torch.enable_grad():
             self._run(loop, loop.fit)
         latest, disabled = fetch(loop.metrics.latest), loop.hook.disabled
-        return Result(loop.status, loop.stop_reason, loop.epoch, loop.global_step, latest, disabled)
+        self.fit_result = Result(loop.status, loop.stop_reason, loop.epoch, loop.global_step, latest, disabled)
+        return self.fit_result
 
-    def validate(self, module: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
+    def validate(self, module: nn.Module | None = None, data: Any = None, **options: Any) -> dict[str, float]:
         """Run ``validation_step`` over ``data`` and return the metrics; no fit hook is called."""
         return self._evaluate(module, "validate", data, options).metrics
 
-    def test(self, module: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
+    def test(self, module: nn.Module | None = None, data: Any = None, **options: Any) -> dict[str, float]:
         """Run ``test_step`` over ``data`` and return the metrics."""
         return self._evaluate(module, "test", data, options).metrics
 
-    def predict(self, module: nn.Module, data: Any = None, **options: Any) -> list[Any]:
+    def predict(self, module: nn.Module | None = None, data: Any = None, **options: Any) -> list[Any]:
         """Run ``predict_step``, or ``forward``, over ``data``: what it returned for each batch, by loader if several."""
         outputs = self._evaluate(module, "predict", data, options).outputs
         return outputs[0] if len(outputs) == 1 else outputs
@@ -169,8 +191,8 @@ class Trainer(RunAttributes, PluginAttributes):
         self.loop.eval_sources = {name: source for name, source in sources.items() if source is not None}
         return self.loop
 
-    def _evaluate(self, module: nn.Module, stage: Stage, data: Any, options: Mapping[str, Any]) -> Evaluation:
-        _check_module(module)
+    def _evaluate(self, module: nn.Module | None, stage: Stage, data: Any, options: dict[str, Any]) -> Evaluation:
+        module = _module_in(module, options)
         source = _source(module, stage, data)
         if source is None:
             raise ValueError(
@@ -195,6 +217,9 @@ class Trainer(RunAttributes, PluginAttributes):
             except BaseException as error:
                 if loop.stage == "fit":  # a pass of evaluation has said where it was
                     add_note(error, f"at {loop.place()}")
+                if isinstance(error, AttributeError) and isinstance(error.obj, Module):
+                    for sentence in filter(None, [hint(f"Module.{error.name}", discover().values())]):
+                        add_note(error, sentence.strip())
                 loop.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 loop.hook.conclude("on_error", *endings, error=error, among=begun, loop=loop)
                 raise
@@ -224,11 +249,15 @@ def manager_of(trainer: Trainer) -> Manager:
     return manager
 
 
-def _check_module(module: Any) -> None:
+def _module_in(module: Any, options: dict[str, Any]) -> nn.Module:
+    """The module that is passed, also as ``model=``."""
+    if module is None:
+        module = options.pop("model", None)
     if not isinstance(module, nn.Module):
         name = getattr(module, "__name__", "")
         what = f"the class {name}; make one, {name}(...)" if isinstance(module, type) else reprlib.repr(module)
         raise TypeError(f"module must be a torch.nn.Module; it is {what}")
+    return module
 
 
 def _source(module: nn.Module, stage: Stage, data: Any) -> Callable[[], Any] | None:

@@ -45,7 +45,15 @@ KINDS = {
         *("checkpoint", "resume", "run_dir", "csv", "tensorboard", "log_every", "lr_monitor", "running_loss"),
         *("progress", "model_summary", "throughput", "device_stats", "profiler", "trace"),
     ),
-    "your own code": ("callbacks", "module_hooks", "old_names", "lightning", "lightning_data", "lightning_epoch_end"),
+    "your own code": (
+        "callbacks",
+        "module_hooks",
+        "old_names",
+        "familiar_names",
+        "lightning",
+        "lightning_data",
+        "lightning_epoch_end",
+    ),
 }
 
 

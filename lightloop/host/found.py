@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -41,6 +42,12 @@ class Found:
 
     def __str__(self) -> str:
         return f"{self.name!r} of {self.distribution} {self.version}".rstrip()
+
+
+def hint(name: str, found: Iterable[Found]) -> str:
+    """A sentence on what to write in place of ``name``, such as "Trainer.benchmark"; empty where no plugin has a hint."""
+    hints = (each.plugin.hints.get(name) for each in found if each.plugin)
+    return next((f" Instead: {instead}." for instead in hints if instead), "")
 
 
 def unsuited(plugin: type[Plugin]) -> str | None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from lightloop.host.found import Found, PluginError
+from lightloop.host.found import Found, PluginError, hint
 from lightloop.host.nearest import nearest
 from lightloop.host.options import OPTION, Option, default_of, options_of
 from lightloop.host.plugin import Plugin
@@ -99,4 +99,5 @@ def _unknown(name: str, known: Mapping[str, Known], found: Collection[Found]) ->
     today = {option.keyword for option in known.values()}
     kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name, *ROLES}}
     absent = [f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem]
-    return TypeError(f"Trainer has no option {name!r}.{nearest(name, today | kinds)}{''.join(absent)}")
+    meant = hint(f"Trainer.{name}", found) or nearest(name, today | kinds)
+    return TypeError(f"Trainer has no option {name!r}.{meant}{''.join(absent)}")

@@ -48,6 +48,9 @@ class Plugin(Implementations):
     """Whether it is live without being asked for, where what it requires is live too."""
     offers: ClassVar[Mapping[str, str]] = {}
     """Attributes that the Trainer has while this plugin is live, each with the attribute of the plugin behind it."""
+    hints: ClassVar[Mapping[str, str]] = {}
+    """What to write in place of names that do not exist, for the errors about them: "Trainer.NAME" for an option or
+    attribute, "Module.NAME" for an attribute, "log.NAME" for an argument of ``log``."""
     arguments: ClassVar[tuple[str, ...]] = ()
     """Names that it puts into ``loop.step_arguments``. In runs without it, training_step is not given something else for them."""
     state: ClassVar[tuple[str, ...]] = ()

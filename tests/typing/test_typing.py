@@ -145,6 +145,11 @@ WRONG = {
         ('Unexpected keyword argument "lop" for "before_step" of "Hooks"',),
         ('Argument missing for parameter "loop"', 'No parameter named "lop"'),
     ),
+    "value_of_an_option": Fault(
+        "Trainer(max_epochs='three')\n",
+        ('Argument "max_epochs" to "Trainer" has incompatible type "str"; expected "int | None"',),
+        ('Argument of type "Literal[\'three\']" cannot be assigned to parameter "max_epochs" of type "int | None"',),
+    ),
     "no_entry": Fault(
         "Trainer([3])\n",
         ("List item 0 has incompatible type",),
@@ -273,3 +278,9 @@ def test_the_types_of_hooks_are_those_of_the_specifications():
             arguments = [(each.name, each.annotation) for each in list(signature.parameters.values())[1:]]
             specified[name] = (arguments, signature.return_annotation)
     assert typed == specified
+
+
+def test_the_options_that_type_checkers_know_are_those_of_the_built_in_plugins():
+    """After a change of an option, run python scripts/options_stub.py."""
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "options_stub.py", "--check"], check=False)
+    assert done.returncode == 0
