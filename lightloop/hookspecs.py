@@ -137,7 +137,7 @@ class Hooks:
         """``loop.batch`` is about to be trained on.
 
         When: once per training batch, after it was moved; one that is None is passed over.
-        May change: ``loop.batch``; ``loop.skip_batch(reason)`` passes it over.
+        May change: ``loop.batch``; ``loop.skip_batch(reason)``, or None in its place, passes it over.
         """
 
     @hookspec(firstresult=True)

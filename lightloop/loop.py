@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop.edits import check_edits
+from lightloop.edits import blame_for_loss, check_edits
 from lightloop.gradients import Weight, scale_, seed_for
 from lightloop.inputs.optimizers import Setup, takes_closure
 from lightloop.inputs.signatures import bind, takes
@@ -65,6 +65,8 @@ class Loop(State):
         self.skip_batch_reason = None if self.batch is not None else "the loader gave None"
         self.batch = self.piece = hook.move_batch(loop=self, batch=self.batch)
         hook.before_batch(loop=self)
+        if self.batch is None:
+            self.skip_batch("a plugin took it away")
         self.pieces = () if self.skip_batch_reason else hook.split_batch(loop=self)  # type: ignore[assignment]
         for self.piece_idx, self.piece in enumerate(self.pieces):
             if self.skip_batch_reason:
@@ -114,7 +116,12 @@ class Loop(State):
         else:
             self.seed = seed_for(self.loss, weight, window.planned, self._seeds)  # type: ignore[arg-type]
         hook.before_backward(loop=self)
-        if hook.backward(loop=self):
+        try:
+            added = hook.backward(loop=self)
+        except Exception as error:
+            blame_for_loss(self, error)
+            raise
+        if added:
             window.add(weight, self.weight is not None)
             if self._replays[self.optimizer_idx or 0]:
                 remember(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lightloop.exceptions import add_note
 from lightloop.host.declarations import check_declarations, undisplaced
 from lightloop.host.found import OWN_DISTRIBUTION, Found, PluginError
 from lightloop.host.keywords import known_options, resolve
@@ -129,7 +130,12 @@ class Selection:
                 raise TypeError(f"{', '.join(given)}: {ready!r} has its options already; set them there")
             return ready
         fields = options_of(plugin)
-        return plugin(**{fields[keyword].name: value for keyword, value in given.items()})
+        try:
+            return plugin(**{fields[keyword].name: value for keyword, value in given.items()})
+        except Exception as error:
+            if plugin.name not in str(error):
+                add_note(error, f"in making plugin {plugin.name!r} ({plugin.origin()})")
+            raise
 
 
 def absent(live: Iterable[Plugin], found: Mapping[str, Found], listed: Iterable[type[Plugin]]) -> list[type[Plugin]]:

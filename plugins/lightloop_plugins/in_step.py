@@ -71,6 +71,8 @@ class InStep(Plugin):
     @hookimpl(wrapper=True, tryfirst=True)
     def before_batch(self, loop: Loop) -> Generator[None, None, None]:
         yield  # by now everybody has said what they want
+        if loop.batch is None:
+            loop.skip_batch("a plugin took it away")
         reason = self._agreed(loop, loop.skip_batch_reason, "the batch is passed over")
         if reason is not None:
             loop.skip_batch(reason)

@@ -14,7 +14,7 @@ import torch
 from lightloop import Hooks, Plugin, PluginError, Trainer, hookimpl
 from lightloop.host.compiled import in_turn
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
-from tests.core.mistakes import ANSWERS, DECLARED, DOUBTED, EDITS, FREE, REFUSED, WRONG, Mistake
+from tests.core.mistakes import ANSWERS, DECLARED, DOUBTED, EDITS, FREE, REFUSED, WRONG, Mistake, method
 from tests.core.test_manager import of_hooks
 
 WHO = "plugin 'mistaken' (mistaken_module)"
@@ -129,6 +129,46 @@ def test_a_gradient_that_is_another_tensor_is_seen_by_those_after_it_where_it_is
     module = Probe()
     Trainer(["-*", of_hooks("a", before_step=hookimpl(doubles))], gradient_clip_val=1.0).fit(module, probe_batches(2))
     assert module.w.item() == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize("hook", ["after_forward", "before_backward"])
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("loop.loss.item()", "float that needs no gradient"),
+        ("loop.loss.detach()", "a tensor of shape () that needs no gradient"),
+        ("loop.loss.repeat(3)", "a tensor of shape (3,)"),
+    ],
+)
+def test_a_loss_that_a_plugin_has_spoilt_is_its_own(hook, value, found):
+    spoils = made(Mistake(method(hook, f"loop.loss = {value}"), ""))
+    innocent = of_hooks("innocent", before_backward=hookimpl(lambda self, loop: None))
+    with pytest.raises((AttributeError, RuntimeError)) as info:
+        Trainer(["-*", innocent, spoils]).fit(TinyClassifier(), classification_batches(1))
+    note = f"loop.loss is {found}, and {hook} of {WHO} sets it: set it to one number that needs a gradient"
+    assert [each for each in info.value.__notes__ if each.startswith("loop.loss")] == [note]
+
+
+def test_a_batch_that_a_plugin_takes_away_is_passed_over_as_one_that_is_none():
+    def before_batch(self, loop):
+        if loop.batch_idx == 1:
+            loop.batch = None
+
+    module = Probe()
+    takes = of_hooks("takes", before_batch=hookimpl(before_batch))
+    result = Trainer(["-*", takes], accumulate_grad_batches=3).fit(module, probe_batches(3))
+    assert (result.global_step, module.seen, module.w.item()) == (1, [1.0, 3.0], -2.0)
+
+
+@pytest.mark.parametrize("where", ["__init__", "__post_init__", "check", "reset"])
+def test_an_error_in_making_a_plugin_names_it(where):
+    def fails(self):
+        raise KeyError("mine")
+
+    kind = type("Fails", (Plugin,), {"name": "unlucky", "__module__": "mistaken_module", where: fails})
+    with pytest.raises(KeyError) as info:
+        Trainer(["-*", kind])
+    assert info.value.__notes__ == ["in making plugin 'unlucky' (mistaken_module)"]
 
 
 def test_what_is_given_lazily_is_read_as_late_and_as_often_as_by_the_loop_itself():
