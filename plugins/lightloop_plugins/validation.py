@@ -72,9 +72,10 @@ class Validation(Plugin):
                 )
             if self.rhythm.only_at_epoch_end:
                 loop.leave_out(self, "after_batch")
-            begins = loop.total_batches == 0 and not loop.stop_reason and loop.hook.epochs_remain(loop=loop)
-            if self.sanity_steps and begins:
-                self._check_sanity(loop)
+            if self.sanity_steps and loop.total_batches == 0:
+                (stop,) = loop.world.agree(loop.stop_reason)  # one rank alone may have been sent a signal
+                if stop is None and loop.hook.epochs_remain(loop=loop):
+                    self._check_sanity(loop)
         else:
             loop.leave_out(self)
 

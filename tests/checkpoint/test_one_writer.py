@@ -2,11 +2,13 @@
 
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import random
 import signal
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from lightloop.testing import probe_batches
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.storage.find import load_newest
 from lightloop_plugins.checkpoint.storage.local import LocalFolder
+from tests.checkpoint import killing
 from tests.checkpoint.faults import in_child
 
 QUIET = ["-progress", "-model_summary"]
@@ -160,19 +163,27 @@ def test_the_right_is_given_back_however_a_run_ends(tmp_path):
     assert not (tmp_path / "Net" / "it" / ".lock").exists()
 
 
-def test_runs_that_begin_in_the_same_moment_have_directories_of_their_own(tmp_path):
-    here, there = os.pipe()
+def test_runs_that_begin_in_the_same_moment_have_directories_of_their_own(tmp_path, monkeypatch):
+    """All of them have seen that there is no version_0 when the first one makes it."""
+    trainer(tmp_path / "here").fit(Net(), probe_batches(2))  # so that children have imported all that they need
+    together, make = multiprocessing.get_context("fork").Barrier(4), Path.mkdir
+
+    def mkdir(path, *how, **more):
+        if path.name == "version_0":
+            together.wait(60)
+        make(path, *how, **more)
 
     def work():
-        os.close(there)
-        os.read(here, 1)  # until all are there
-        one = trainer(tmp_path, max_epochs=1)
-        one.fit(Net(), probe_batches(2))
-        (one.run_dir / str(os.getpid())).touch()
-        os._exit(0)
+        try:
+            one = trainer(tmp_path, max_epochs=1)
+            one.fit(Net(), probe_batches(2))
+            (one.run_dir / str(os.getpid())).touch()
+            os._exit(0)
+        finally:
+            os._exit(1)
 
+    monkeypatch.setattr(Path, "mkdir", mkdir)
     pids = [pid for _ in range(4) if (pid := os.fork()) or work()]
-    os.close(there), os.close(here)
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
     runs = sorted((tmp_path / "Net").iterdir())
     assert [run.name for run in runs] == [f"version_{number}" for number in range(4)]
@@ -209,6 +220,7 @@ class Fate(Plugin):
 
 
 REFUSED, READ = 40, 41
+LOGGERS = ["csv", "tensorboard"]
 
 
 def life(root, seed):
@@ -225,7 +237,7 @@ def life(root, seed):
         return READ
     plugin = Fate(batch=chance.randrange(12) if what == "killed" else -1, witness=str(root / "witness"))
     try:
-        trainer(root, plugin, run_version="it", resume="auto").fit(Net(), probe_batches(6))
+        trainer(root, plugin, run_version="it", resume="auto", logger=LOGGERS).fit(Net(), probe_batches(6))
     except (BusyError, CheckpointError) as error:
         return REFUSED if "process writes" in str(error) else 2
     return 0
@@ -261,17 +273,16 @@ def check(run):
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.torture)])
 def test_of_processes_that_begin_at_random_moments_one_writes_and_its_files_are_whole(tmp_path, rounds):
-    whole = trainer(tmp_path / "whole", run_version="it")
+    whole = trainer(tmp_path / "whole", Fate(witness=str(tmp_path / "witness")), run_version="it", logger=LOGGERS)
     whole.fit(Net(), probe_batches(6))
-    codes = []
+    expected, codes = killing.files(whole.run_dir), []
     for number in range(1 + rounds // 10):  # a run is over after some
         codes += together(tmp_path / str(number), number, min(rounds, 10))
         root = tmp_path / str(number)
-        trainer(root, run_version="it", resume="auto").fit(Net(), probe_batches(6))
+        last = trainer(root, Fate(witness=str(root / "witness")), run_version="it", resume="auto", logger=LOGGERS)
+        last.fit(Net(), probe_batches(6))
         run = root / "Net" / "it"
-        rows = (run / "metrics.csv").read_text()
-        assert rows == (whole.run_dir / "metrics.csv").read_text()
-        assert (run / "hparams.json").exists() == (whole.run_dir / "hparams.json").exists()
+        assert killing.differences(killing.files(run), expected) == []
         check(run)
     if rounds > 10:
         assert set(codes) == {0, REFUSED, READ, -signal.SIGKILL}
