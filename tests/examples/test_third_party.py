@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -29,6 +30,17 @@ for command in json.loads(sys.argv[1]):
     results.append((code, out.getvalue(), err.getvalue()))
 print(json.dumps(results))
 """
+
+BUILD = """
+import os, sys
+from setuptools import build_meta
+wheels, *sources = sys.argv[1:]
+sys.argv = sys.argv[:1]
+for source in sources:
+    os.chdir(source)
+    build_meta.build_wheel(wheels)
+"""
+"""Builds wheels as pip would, but in one process."""
 
 
 class Environment:
@@ -71,16 +83,18 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """One with the good distributions; the broken ones are each in a folder of its own, for PYTHONPATH."""
+    """One with the good distributions; the wheels of the broken ones are each unpacked in a folder, for PYTHONPATH."""
     folder = tmp_path_factory.mktemp("third_party")
     environment = Environment(folder)
     shutil.copytree(EXAMPLES, folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
-    sources = [*(folder / "source" / name for name in GOOD), *(folder / "source" / "broken" / name for name in BROKEN)]
-    environment.pip("wheel", "-w", str(folder / "wheels"), *map(str, sources))
+    environment.pip("wheel", "-w", str(folder / "wheels"), *(str(folder / "source" / name) for name in GOOD))
     environment.pip("install", *(str(next((folder / "wheels").glob(f"{n.replace('-', '_')}-*.whl"))) for n in GOOD))
+    broken = [str(folder / "source" / "broken" / name) for name in BROKEN]
+    code, out, err = environment.run("-c", BUILD, str(folder / "wheels"), *broken)
+    assert code == 0, out + err
     for name in BROKEN:
         (wheel,) = (folder / "wheels").glob(f"{name.replace('-', '_')}-*.whl")
-        environment.pip("install", "--target", str(folder / name), str(wheel))
+        ZipFile(wheel).extractall(folder / name)
     return environment
 
 
