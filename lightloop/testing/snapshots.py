@@ -119,7 +119,7 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, (list, tuple, deque)):
         return dict(enumerate(value))
     if isinstance(value, Running):
-        return {"reduce": value.reduce, "pairs": value.pairs}
+        return {name: getattr(value, name) for name in ("reduce", "pairs", "name", "folded", "even")}
     if isinstance(value, WHOLE):
         return None
     if isinstance(value, (nn.Module, torch.optim.Optimizer)) or callable(getattr(value, "state_dict", None)):

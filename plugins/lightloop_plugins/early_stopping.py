@@ -28,9 +28,9 @@ class EarlyStopping(Plugin):
     before = ("checkpoint",)
     offers: ClassVar[Mapping[str, str]] = {"early_stop_callback": "itself"}
     state = (
-        "wait_count", "best_score", "last_score", "stopped_epoch", "_reason", "_validated", "_passed", "_checked", "_updates",
+        "wait_count", "best_score", "last_score", "stopped_epoch", "_reason", "_validated", "_checked", "_updates",
     )  # fmt: skip
-    transient = ("_better", "_sign", "_warned")
+    transient = ("_better", "_passed", "_sign", "_warned")
     state_version = 2
 
     monitor: str = option("val_loss", "The metric to watch.", enables=False)
@@ -91,7 +91,10 @@ class EarlyStopping(Plugin):
         yield  # a resumed run now knows its scores, and what it had seen of the metric
         if self._updates is None:  # a run that begins, or one that was resumed with another metric to watch
             self._updates = loop.metrics.monitored(self.monitor)[0]
+        reason, epoch = self._reason, self.stopped_epoch
         self._ask(loop)
+        if self._reason == reason:  # it was asked then, not now
+            self.stopped_epoch = epoch
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:

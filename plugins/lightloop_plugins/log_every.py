@@ -7,6 +7,9 @@ from typing import Any
 
 from lightloop import Evaluation, Every, Loop, Plugin, Running, apart, fetch, hookimpl, option
 
+MORE = ("name", "folded", "even")
+"""What is kept of a running metric beside its values."""
+
 
 class LogEvery(Plugin):
     """Write rows: of the first step, of every n-th, and of the last; the means of each epoch; each evaluation's result.
@@ -80,7 +83,7 @@ class LogEvery(Plugin):
         pending: list[Any] | None = None
         if self._pending is not None:
             epoch, row = self._pending
-            pending = [epoch, {name: [one.reduce, list(map(list, one.pairs))] for name, one in row.items()}]
+            pending = [epoch, {name: _kept(running) for name, running in row.items()}]
         return {"every": self._every.state_dict(), "started": self._started, "pending": pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,8 +94,10 @@ class LogEvery(Plugin):
             self._pending = (
                 epoch,
                 {
-                    name: Running(reduce, [(value, weight) for value, weight in pairs])
-                    for name, (reduce, pairs) in row.items()
+                    name: Running(
+                        reduce, [(value, weight) for value, weight in pairs], **dict(zip(MORE, more, strict=False))
+                    )
+                    for name, (reduce, pairs, *more) in row.items()
                 },
             )
 
@@ -109,6 +114,10 @@ class LogEvery(Plugin):
             row = fetch({name: running.value() for name, running in step.items()})
             if row:
                 loop.write(_row(epoch, row))
+
+
+def _kept(running: Running) -> list[Any]:
+    return [running.reduce, list(map(list, running.pairs)), *(getattr(running, name) for name in MORE)]
 
 
 def _row(epoch: int, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -35,8 +35,8 @@ class Outputs(Plugin):
     name = "outputs"
     before = ("callbacks", "log_every", "validation")
     default = True
-    state = ("_reads", "_kept", "_batch")
-    transient = ("_ends", "_evaluated")
+    state = ("_reads", "_kept")
+    transient = ("_batch", "_ends", "_evaluated")
     state_version = 2
 
     magic: bool | None = option(

@@ -7,7 +7,7 @@ from lightloop.testing.resuming import Resuming
 from tests.resuming.scenarios import EPOCHS, LOADERS, MODULES, batches
 
 QUIET = ["-progress", "-model_summary"]
-UNSTEADY = ("*throughput/*", "files.metrics.*.device*", "*device*/*")
+UNSTEADY = ("*throughput/*", "files.metrics.*.device*", "*device*/*", "*memory/*")
 
 
 def resuming(folder, options, module="Net", loader="list", plugins=(), kind=Resuming):

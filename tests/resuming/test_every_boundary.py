@@ -62,6 +62,8 @@ EVENTS = {
     **{f"early stopping by {monitor}, validated {often}, at epoch ends {at}": (
         "Net", {"early_stopping_monitor": monitor, "val_check_interval": often, "early_stopping_check_on_train_epoch_end": at, **E})
        for monitor in ("val_loss", "early", "loss") for often in (1.0, 3) for at in (None, True)},
+    **{f"early stopping that min_epochs holds, validated {often}": (
+        "Net", {"val_check_interval": often, "min_epochs": 3, **E, "early_stopping_patience": 1}) for often in (1.0, 0.5)},
     "early stopping by validation alone": ("Net", {"val_check_interval": 0.5, "early_stopping_check_on_train_epoch_end": False, **E}),
     "half precision": ("Net", {"precision": "16-mixed", "accumulate_grad_batches": 2}),
     "half precision, where a window ends with a bad batch": (
