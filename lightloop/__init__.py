@@ -36,7 +36,7 @@ from lightloop.toolkit.amounts import seconds_of
 from lightloop.toolkit.cadence import Every
 from lightloop.toolkit.callback import Callback
 from lightloop.toolkit.containers import map_leaves
-from lightloop.toolkit.files import open_directory, open_handle, open_in, replace_in
+from lightloop.toolkit.files import make_directory, open_directory, open_handle, open_in, replace_in
 from lightloop.toolkit.loaders import Around, Limited, remade
 from lightloop.toolkit.naming import apart
 from lightloop.toolkit.samples import take_samples
@@ -100,6 +100,7 @@ __all__ = [
     "in_order",
     "is_collated",
     "keep_random",
+    "make_directory",
     "map_leaves",
     "needs_closure",
     "open_directory",

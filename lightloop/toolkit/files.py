@@ -89,6 +89,30 @@ def replace_in(directory: Directory, name: str, mode: str = "w", **how: Any) -> 
         os.close(at)
 
 
+def make_directory(path: Directory, exist_ok: bool = True) -> None:
+    """Make a directory and those above it; on return their names are on the disk, and outlive a power cut.
+
+    Raises:
+        OSError: as ``os.mkdir`` does.
+    """
+    path = os.path.abspath(path)
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        make_directory(parent)
+    try:
+        os.mkdir(path)
+    except OSError:
+        if not exist_ok or not os.path.isdir(path):
+            raise
+        return
+    with contextlib.suppress(OSError):  # one may be allowed to make something there, and not to open it
+        at = open_directory(parent)
+        try:
+            os.fsync(at)
+        finally:
+            os.close(at)
+
+
 def open_directory(path: Directory, at: int | None = None, follow: bool = True) -> int:
     """The descriptor of a directory; one in the directory ``at`` is not followed if it is a link.
 
@@ -160,4 +184,4 @@ def told(error: OSError, directory: Directory, name: str) -> OSError:
     return OSError(f"{os.fspath(directory)}: {error}. Remove it, or use another directory")
 
 
-__all__ = ["check", "open_directory", "open_handle", "open_in", "replace_in", "told"]
+__all__ = ["check", "make_directory", "open_directory", "open_handle", "open_in", "replace_in", "told"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightloop import BusyError, Key, Loop, Plugin, Writer, hookimpl, option
+from lightloop import BusyError, Key, Loop, Plugin, Writer, hookimpl, make_directory, option
 
 RUN_DIR: Key[Path] = Key("run_dir.path")
 """The directory of the run, the same on every rank; in a fit from the first before_epoch on, otherwise from
@@ -123,7 +123,7 @@ class RunDir(Plugin):
             resumed = None if self._resumed is None else Path(os.path.abspath(self._resumed))
             if resumed in self._folders(loop) and self._hold_earlier(resumed):
                 return resumed
-        self._make(self._parent, parents=True)
+        self._make(self._parent)
         if (path := self._named(loop)) is not None:
             self._make(path)
         else:
@@ -136,15 +136,15 @@ class RunDir(Plugin):
         while True:
             path = self._parent / f"version_{number}"
             try:
-                path.mkdir()
+                make_directory(path, exist_ok=False)
             except FileExistsError:  # another run was faster
                 number += 1
             else:
                 return path
 
-    def _make(self, path: Path, parents: bool = False) -> None:
+    def _make(self, path: Path) -> None:
         try:
-            path.mkdir(parents=parents, exist_ok=True)
+            make_directory(path)
         except OSError as error:
             raise type(error)(
                 error.errno,

@@ -8,7 +8,6 @@ import random
 import signal
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -166,10 +165,10 @@ def test_the_right_is_given_back_however_a_run_ends(tmp_path):
 def test_runs_that_begin_in_the_same_moment_have_directories_of_their_own(tmp_path, monkeypatch):
     """All of them have seen that there is no version_0 when the first one makes it."""
     trainer(tmp_path / "here").fit(Net(), probe_batches(2))  # so that children have imported all that they need
-    together, make = multiprocessing.get_context("fork").Barrier(4), Path.mkdir
+    together, make = multiprocessing.get_context("fork").Barrier(4), os.mkdir
 
     def mkdir(path, *how, **more):
-        if path.name == "version_0":
+        if os.path.basename(path) == "version_0":
             together.wait(60)
         make(path, *how, **more)
 
@@ -182,7 +181,7 @@ def test_runs_that_begin_in_the_same_moment_have_directories_of_their_own(tmp_pa
         finally:
             os._exit(1)
 
-    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(os, "mkdir", mkdir)
     pids = [pid for _ in range(4) if (pid := os.fork()) or work()]
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
     runs = sorted((tmp_path / "Net").iterdir())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightloop import Module, Trainer
+from lightloop.cli.run import KeepConfig
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.storage import local
 from lightloop_plugins.checkpoint.storage.disk import Disk
@@ -210,8 +211,12 @@ class Logging(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_when_a_checkpoint_appears_all_other_files_of_the_run_are_on_the_device(tmp_path, monkeypatch):
-    """Of each file, its size when it was last waited for, and of its directory, the names that it had then."""
+@pytest.mark.parametrize("loggers", [["csv", "tensorboard"], False], ids=["loggers", "none"])
+def test_when_a_checkpoint_appears_all_other_files_of_the_run_are_on_the_device(tmp_path, monkeypatch, loggers):
+    """Of each file, its size when it was last waited for, and of its directory, the names that it had then.
+
+    The directories above it too: where the name of one is lost, all that is in it is.
+    """
     sizes, names, seen = {}, {}, []
     real = os.fsync
 
@@ -225,7 +230,13 @@ def test_when_a_checkpoint_appears_all_other_files_of_the_run_are_on_the_device(
 
     class Committing(Disk):
         def rename(self, at, source, target):
-            run = Path(os.readlink(f"/proc/self/fd/{at}")).parent
+            folder = Path(os.readlink(f"/proc/self/fd/{at}"))
+            run = folder.parent
+            for path in (folder, *folder.parents):
+                if path == tmp_path:
+                    break
+                assert path.name in names.get(path.parent, ()), f"the name of {path} is not on the device"
+            seen.append("folder")
             for path in run.iterdir():
                 if path.is_file() and not path.name.startswith("."):
                     seen.append(path.name)
@@ -236,11 +247,12 @@ def test_when_a_checkpoint_appears_all_other_files_of_the_run_are_on_the_device(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(local, "Disk", Committing)
     options = {
-        "logger": ["csv", "tensorboard"],
+        "logger": loggers,
         "log_every_n_steps": 1,
         "flush_logs_every_n_steps": 100,
         "save_every": 1,
     }
-    options |= {"enable_progress_bar": False, "weights_summary": None, "default_root_dir": tmp_path}
-    Trainer(**options).fit(Logging(), [torch.tensor(float(number)) for number in range(4)])
-    assert {name.split(".")[0] for name in seen} == {"metrics", "events", "hparams"}
+    options |= {"enable_progress_bar": False, "weights_summary": None, "default_root_dir": tmp_path / "my" / "runs"}
+    Trainer([KeepConfig("seed: 1\n")], **options).fit(Logging(), [torch.tensor(float(number)) for number in range(4)])
+    written = {"metrics", "events", "hparams"} if loggers else set()
+    assert {name.split(".")[0] for name in seen} == {"folder", "config"} | written

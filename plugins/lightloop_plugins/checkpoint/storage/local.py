@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-from lightloop import BusyError, Writer, open_directory, open_handle
+from lightloop import BusyError, Writer, make_directory, open_directory, open_handle
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.format.manifest import MANIFEST, is_name, write_manifest
 from lightloop_plugins.checkpoint.storage.disk import Disk, write_all
@@ -158,7 +158,7 @@ class LocalFolder(Folder):
         if self._writer is not None:
             return
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
             last = self.last_run()
             self._writer = self.disk.lock(self.path, f"run {last}" if last else "", self._follow)
             self._held = open_directory(self.path, follow=self._follow)
