@@ -1,4 +1,4 @@
-"""Lightloop trains PyTorch models: a loop that only emits events, and plugins that are the features."""
+"""Lightloop trains PyTorch models: a loop that only emits events, and plugins that implement every feature."""
 
 from importlib.metadata import version
 

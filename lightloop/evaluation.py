@@ -23,7 +23,7 @@ STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict
 
 
 class Evaluation:
-    """A pass over evaluation data: where it is and what it found; ``loop.evaluation`` while it lasts."""
+    """The state of a pass over evaluation data: position and results; ``loop.evaluation`` during the pass."""
 
     def __init__(
         self, stage: Stage, loaders: dict[str | None, Iterable[Any]], step: Step, sanity: bool = False
@@ -32,7 +32,7 @@ class Evaluation:
         self.loaders = loaders
         self.step = step
         self.sanity = sanity
-        """Whether this is the check before training, whose metrics do not count."""
+        """Whether this is the sanity check before training, whose metrics are discarded."""
         self.loader_name: str | None = None
         self.loader_idx = 0
         self.batch: Any = None
@@ -42,10 +42,10 @@ class Evaluation:
         self.outputs: list[list[Any]] = []
         """Predictions, by loader and batch; filled by the predict stage alone."""
         self.metrics: dict[str, float] = {}
-        """The numbers of the pass, over all ranks; empty until it is over."""
+        """The metrics of the pass, over all ranks; empty until it is over."""
 
     def metric_name(self, name: str) -> str:
-        """The name under which a metric is kept: with the loader's where there are several."""
+        """Return the name under which a metric is stored: with the loader's name if there are several loaders."""
         return name if self.loader_name is None else f"{name}/{self.loader_name}"
 
 
@@ -64,7 +64,7 @@ ELSEWHERE = {"optimizer_idx": "it is an argument of training_step"}
 
 
 def eval_loaders(loop: State, stage: Stage) -> dict[str | None, Iterable[Any]]:
-    """The loaders of ``stage``, asked of their source and prepared by the plugins once; empty where there are none."""
+    """Return the loaders of ``stage`` by name, created and prepared by the plugins once; empty if there are none."""
     if stage not in loop.eval_loaders:
         source = loop.eval_sources.get(stage)
         loaders = as_loaders(source() if source else None)
@@ -77,7 +77,7 @@ def eval_loaders(loop: State, stage: Stage) -> dict[str | None, Iterable[Any]]:
 def evaluate(
     loop: State, stage: Stage, loaders: dict[str | None, Iterable[Any]] | None = None, *, sanity: bool = False
 ) -> Evaluation:
-    """Run one pass; the module's gradients, modes and random numbers are afterwards as they were.
+    """Run one pass over evaluation data; afterwards, gradients, modes and random state are as before.
 
     Inside a fit the open window is not touched. ``loop.evaluation`` is set while the pass lasts. Without loaders nothing
     happens; what is logged in a ``sanity`` check is forgotten.
@@ -110,7 +110,7 @@ def evaluate(
 
 
 def _step_of(module: nn.Module, stage: Stage) -> tuple[Callable[..., Any], Sequence[str]]:
-    """The function that evaluates a batch, and what it is given by position."""
+    """Return the function that evaluates a batch, and the names of its positional arguments."""
     step = defined(module, STEPS[stage])
     if step is None and stage == "predict":
         return _whole(module), ORDER[:1]
@@ -141,7 +141,7 @@ def _run_batch(loop: State, evaluation: Evaluation) -> None:
 
 
 def _whole(module: nn.Module) -> Callable[..., Any]:
-    """``module`` as a step: called as a whole, with its forward hooks, by the signature of its ``forward``."""
+    """Return ``module`` itself as a step: called with its forward hooks, by the signature of its ``forward``."""
 
     def forward(*arguments: Any, **named: Any) -> Any:
         return module(*arguments, **named)
@@ -153,7 +153,7 @@ def _whole(module: nn.Module) -> Callable[..., Any]:
 
 @context
 def _aside(loop: State, sanity: bool) -> Iterator[None]:
-    """Set aside the running metrics of what this pass is inside, an epoch or another pass; for a sanity check, all."""
+    """Set aside the running metrics of the enclosing epoch or pass; for a sanity check, all metrics."""
     metrics, outer = loop.metrics, loop.evaluation
     running: dict[str, Running] = metrics.epoch
     kept = (dict(metrics.latest), dict(metrics.updates), set(metrics.on_bar))

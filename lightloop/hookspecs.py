@@ -1,9 +1,9 @@
-"""Every hook, in the order in which a run meets them.
+"""All hooks, in the order in which a run calls them.
 
-A bare verb is an *operation*: the first plugin that returns something other than None has answered, and the loop's own
-plain answer is asked last. ``before_x`` and ``after_x`` tell and return nothing, and so do the few verbs that have work done
-without an answer (``setup``, ``reduce_gradients``, ``log_metrics``). ``on_x`` is the unusual. Arguments are
-always passed by name; a plugin names those that it wants. To surround a hook, implement it with
+A bare verb is an *operation*: the first plugin that returns something other than None answers it, and the loop's own
+default answers last. ``before_x`` and ``after_x`` notify and return nothing, as do the few verbs that do work
+without an answer (``setup``, ``reduce_gradients``, ``log_metrics``). ``on_x`` is for unusual events. Arguments are
+always passed by name; a plugin names those that it wants. To wrap a hook, implement it with
 ``@hookimpl(wrapper=True)``: a generator that yields once.
 """
 
@@ -34,27 +34,27 @@ class Hooks:
 
     @hookspec
     def setup(self, loop: Loop) -> None:
-        """Get ready for a run of any stage.
+        """Prepare for a run of any stage.
 
         When: first of all, for fit, validate, test and predict; ``loop.module`` and ``loop.stage`` are known, loaders
             and optimizers are not.
         May change: the module's device, dtype and wrapping; ``loop.world``; ``loop.step_arguments`` and
             ``loop.evaluation_arguments``.
-        Order: accelerator, strategy, then whoever needs a placed module.
+        Order: accelerator, strategy, then plugins that need the module on its device.
         """
 
     @hookspec(firstresult=True)
     def prepare_loader(self, loop: Loop, loader: Iterable[Any], stage: str) -> Iterable[Any] | None:
-        """Return the loader that is really read for ``stage``: "fit", "validate", "test" or "predict".
+        """Return the loader to read for ``stage``: "fit", "validate", "test" or "predict".
 
-        When: once for each loader, before it is first read, and again when it is asked for anew.
+        When: once for each loader, before it is first read, and again when it is reloaded.
         Default: ``loader`` as the user gave it.
-        Order: wrap it (``wrapper=True``) to limit, shard or reorder what others made of it.
+        Order: wrap it (``wrapper=True``) to limit, shard or reorder the loader that other plugins return.
         """
 
     @hookspec(firstresult=True)
     def configure_optimizers(self, loop: Loop) -> Setup | None:
-        """Make the optimizers and the schedules of their learning rates.
+        """Create the optimizers and their learning-rate schedulers.
 
         When: fit only, after setup, when the module is where it will train.
         Default: the module's ``configure_optimizers``, in any of its documented forms.
@@ -62,7 +62,7 @@ class Hooks:
 
     @hookspec
     def before_fit(self, loop: Loop) -> None:
-        """Everything is built; training is about to begin.
+        """Loaders and optimizers are built; training is about to begin.
 
         When: once per fit, after loaders and optimizers exist.
         May change: anything that must be restored or checked before the first batch: counters, weights, state.
@@ -70,16 +70,16 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def epochs_remain(self, loop: Loop) -> bool | None:
-        """Whether another epoch is to be trained.
+        """Return whether to train another epoch.
 
         When: before each epoch.
-        Default: one epoch in all.
+        Default: train one epoch.
         """
 
     @Meant("answer >= 0", ", at least 0")
     @hookspec(firstresult=True)
     def epoch_batches(self, loop: Loop, epoch: int) -> float | None:
-        """How many batches epoch number ``epoch`` will have, if it runs to its end; infinity where that cannot be known.
+        """Return the number of batches in epoch ``epoch`` if it is not cut short; infinity if unknown.
 
         When: when ``loop.total_steps`` is asked for, and for the current epoch as its windows are planned.
         Default: the length of the training loader as it is now.
@@ -89,7 +89,7 @@ class Hooks:
     @Meant("answer >= 0", ", at least 0")
     @hookspec(firstresult=True)
     def epoch_steps(self, loop: Loop, epoch: int) -> float | None:
-        """How many steps epoch number ``epoch`` will have, if it runs to its end; infinity where that cannot be known.
+        """Return the number of optimizer steps in epoch ``epoch`` if it is not cut short; infinity if unknown.
 
         When: when ``loop.total_steps`` is asked for.
         Default: one for each of ``epoch_batches``.
@@ -99,15 +99,15 @@ class Hooks:
     @Meant("answer >= 0", ", at least 0")
     @hookspec(firstresult=True)
     def total_steps(self, loop: Loop) -> float | None:
-        """How many steps the whole fit will have, if nobody stops it; infinity where that cannot be known.
+        """Return the number of optimizer steps in the whole fit if nothing stops it early; infinity if unknown.
 
-        When: when somebody asks for ``loop.total_steps``.
-        Default: those of one epoch.
+        When: when ``loop.total_steps`` is read.
+        Default: the steps of one epoch.
         """
 
     @hookspec
     def before_epoch(self, loop: Loop) -> None:
-        """An epoch begins; ``loop.batch_idx`` is above 0 where a resumed run goes on inside one.
+        """An epoch begins; ``loop.batch_idx`` is above 0 if a resumed run continues in the middle of it.
 
         When: before the first batch of the epoch is fetched.
         May change: samplers, the loader (``loop.reload_train_data()``), modes and requires_grad flags of the module.
@@ -115,34 +115,34 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def read_batches(self, loop: Loop) -> Iterable[tuple[Any, bool]] | None:
-        """Give the epoch's batches from ``loop.batch_idx`` on, each with whether it is known to be the last one.
+        """Return an iterable of ``(batch, is_last)`` pairs, starting at batch ``loop.batch_idx`` of the epoch.
 
         When: once per epoch, after before_epoch.
-        Default: read ``loop.train_loader`` up to its length, passing over those that a resumed epoch had already trained on.
-            Where it has no length, none is said to be the last: nothing is read ahead of the batch that is trained on.
+        Default: read ``loop.train_loader`` up to its length, skipping batches that a resumed epoch has trained on.
+            Without a length, no batch is marked as the last: nothing is read ahead of the batch in training.
         """
 
     # --------------------------------------------------------------------------------------------------- one batch
 
     @hookspec(firstresult=True)
     def move_batch(self, loop: Loop, batch: Any) -> Any:
-        """Return ``batch`` where the module can use it.
+        """Return ``batch`` on the module's device.
 
-        When: once per batch, of every stage.
-        Default: the batch as it came.
+        When: once per batch, in every stage.
+        Default: the batch unchanged.
         """
 
     @hookspec
     def before_batch(self, loop: Loop) -> None:
         """``loop.batch`` is about to be trained on.
 
-        When: once per training batch, after it was moved; one that is None is passed over.
-        May change: ``loop.batch``; ``loop.skip_batch(reason)``, or None in its place, passes it over.
+        When: once per training batch, after it was moved; a batch that is None is skipped.
+        May change: ``loop.batch``; ``loop.skip_batch(reason)``, or setting it to None, skips it.
         """
 
     @hookspec(firstresult=True)
     def split_batch(self, loop: Loop) -> Sequence[Any] | None:
-        """Cut the batch into the pieces that go forward one after another.
+        """Split the batch into pieces that go through forward and backward one after another.
 
         When: once per batch.
         Default: one piece, the batch.
@@ -150,7 +150,7 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def select_optimizers(self, loop: Loop) -> Sequence[int | None] | None:
-        """Return the indices of the optimizers that this piece is for; None in place of an index: forward alone.
+        """Return the indices of the optimizers to train on this piece; None in place of an index runs forward only.
 
         When: once per piece.
         Default: every optimizer, in the order in which the user gave them.
@@ -158,17 +158,17 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def hold_step(self, loop: Loop) -> bool | None:
-        """Answer True to keep the window open: this piece adds to the gradient and no step follows.
+        """Return True to keep the window open: this piece adds to the gradient, and no step follows.
 
-        When: before forward, so that whoever reduces gradients can know.
+        When: before forward, so that plugins that reduce gradients know it.
         Default: False.
-        Order: the first True counts; answer None, not False, where you have no need of holding.
+        Order: the first True counts; return None, not False, if you do not need to hold.
         """
 
     @Meant("answer >= 1", ", at least 1")
     @hookspec(firstresult=True)
     def plan_window(self, loop: Loop) -> int | None:
-        """How many batches the window that this piece begins will hold, as far as that is known.
+        """Return how many batches the window that begins with this piece is expected to hold.
 
         When: where the window stays open, after hold_step and until a piece has added a gradient; ``loop.window.batches``
             have begun in it.
@@ -189,15 +189,15 @@ class Hooks:
 
     @hookspec
     def after_forward(self, loop: Loop) -> None:
-        """``loop.output``, ``loop.loss`` and ``loop.weight`` are known.
+        """Forward is done; ``loop.output``, ``loop.loss`` and ``loop.weight`` are set.
 
-        When: after each forward of a piece, also when the loss is None.
+        When: after each forward of a piece, even if the loss is None.
         May change: ``loop.loss`` (None leaves the piece out of the window) and ``loop.weight``.
         """
 
     @hookspec
     def before_backward(self, loop: Loop) -> None:
-        """The loss is about to be differentiated.
+        """Backward is about to run on ``loop.loss``.
 
         When: once per piece and optimizer that has a loss.
         May change: ``loop.loss``, ``loop.seed``.
@@ -205,7 +205,7 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def backward(self, loop: Loop) -> bool | None:
-        """Add the gradient of ``loop.loss``, times ``loop.seed``, to the parameters; False if nothing was added.
+        """Add the gradient of ``loop.loss``, times ``loop.seed``, to the parameters; return False if nothing was added.
 
         When: once per piece and optimizer, and again each time that an optimizer's closure is called.
         Default: ``loop.loss.backward(loop.seed)``.
@@ -214,15 +214,15 @@ class Hooks:
 
     @hookspec
     def after_backward(self, loop: Loop) -> None:
-        """The gradient of this piece has been added; it may be part of a window's.
+        """Backward is done; the gradient of this piece has been added to that of its window.
 
         When: once per piece and optimizer that went backward.
-        May change: nothing that a held window needs.
+        May change: nothing that an open window needs.
         """
 
     @hookspec
     def reduce_gradients(self, loop: Loop) -> None:
-        """A window closes: bring the gradients of all processes together, as their mean.
+        """A window closes: average the gradients over all processes.
 
         When: once per window, before anything else is done to its gradient, also where its last backward was held; and
             again each time that an optimizer's closure is called.
@@ -232,7 +232,7 @@ class Hooks:
 
     @hookspec
     def unscale_gradients(self, loop: Loop) -> None:
-        """Take out of the gradient by what ``backward`` has multiplied the loss.
+        """Divide the gradients by the factor with which ``backward`` scaled the loss.
 
         When: as reduce_gradients, and after it. Then the loop divides by the weights that were in the window.
         May change: as in reduce_gradients; ``loop.skip_step(reason)`` keeps the step from being taken, and where
@@ -242,7 +242,7 @@ class Hooks:
 
     @hookspec
     def before_step(self, loop: Loop) -> None:
-        """``loop.gradients`` is the gradient of the whole window: reduced over all processes, unscaled, weighted.
+        """A step is about to be taken; ``loop.gradients`` are final: reduced over processes, unscaled, weighted.
 
         When: once per window, after unscale_gradients, and again each time that an optimizer's closure is called (but by a
             line search). A plugin needs no declaration to see the whole gradient.
@@ -263,7 +263,7 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def step(self, loop: Loop) -> bool | None:
-        """Update the stepping optimizer's parameters; True if the update was applied.
+        """Update the stepping optimizer's parameters; return True if the update was applied.
 
         When: once per window, after before_step.
         Default: ``loop.optimizer.step()``, with a closure that replays the window where the optimizer needs one.
@@ -272,23 +272,23 @@ class Hooks:
 
     @hookspec
     def after_step(self, loop: Loop) -> None:
-        """A step was applied; ``loop.global_step`` has risen.
+        """A step was applied; ``loop.global_step`` has been incremented.
 
         When: once per window whose step was applied.
-        May change: learning rates, averaged weights; the gradients are still there to be read.
+        May change: learning rates, averaged weights; the gradients can still be read.
         """
 
     @hookspec
     def on_step_skipped(self, loop: Loop) -> None:
-        """The window closed without a step; ``loop.skip_step_reason`` says why, where somebody asked for it.
+        """The window closed without a step; ``loop.skip_step_reason`` says why, if a plugin asked for it.
 
-        When: in place of after_step.
-        May change: whatever the skipper has to set right.
+        When: instead of after_step.
+        May change: whatever the plugin that skipped the step has to restore.
         """
 
     @hookspec(firstresult=True)
     def zero_grad(self, loop: Loop) -> bool | None:
-        """Drop the gradients of the stepping optimizer.
+        """Clear the gradients of the stepping optimizer.
 
         When: after every step, applied or skipped, and once per optimizer before the first batch.
         Default: set each parameter's ``grad`` to None.
@@ -296,15 +296,15 @@ class Hooks:
 
     @hookspec
     def after_batch(self, loop: Loop) -> None:
-        """A batch is done; ``loop.stepped`` says whether a step was applied in it.
+        """A batch is done; ``loop.stepped`` says whether it applied a step.
 
-        When: once per training batch, also one that was passed over; ``loop.batch_idx`` still names it.
+        When: once per training batch, skipped ones included; ``loop.batch_idx`` is still its index.
         May change: requests; evaluation hangs here.
         """
 
     @hookspec
     def between_batches(self, loop: Loop) -> None:
-        """All that a later run needs to go on from here is in the state: counters name the next batch, nothing is in flight.
+        """A safe point to save: the state is complete, counters name the next batch, and nothing is in flight.
 
         When: after each batch but the last of an epoch, also where the epoch is broken off there (``loop.stopping``), before
             its open windows are closed; after after_epoch, with the counters of the next epoch. Data without a length shows
@@ -314,7 +314,7 @@ class Hooks:
 
     @hookspec(firstresult=True)
     def may_stop(self, loop: Loop) -> bool | None:
-        """Whether a stop that somebody asked for may happen now; False delays it, and it is asked again later.
+        """Return whether a requested stop may happen now; False delays it until the hook is called again.
 
         When: at each batch boundary while there is a request to stop.
         Default: True.
@@ -322,7 +322,7 @@ class Hooks:
 
     @hookspec
     def after_epoch(self, loop: Loop) -> None:
-        """An epoch is over, its windows closed; ``loop.epoch_finished`` says whether it ran to its end.
+        """An epoch is over and its windows are closed; ``loop.epoch_finished`` says whether it ran to its end.
 
         When: once per epoch; ``loop.epoch`` still names it.
         May change: requests; evaluation hangs here.
@@ -332,10 +332,10 @@ class Hooks:
 
     @hookspec
     def before_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
-        """A pass over evaluation data begins; ``evaluation``, also ``loop.evaluation``, holds its state.
+        """A pass over evaluation data begins; ``evaluation`` (also ``loop.evaluation``) holds its state.
 
         When: before the first batch, modes set to eval and gradients off.
-        May change: the weights that are evaluated, if after_evaluation puts them back.
+        May change: the weights to evaluate, if after_evaluation restores them.
         """
 
     @hookspec
@@ -343,7 +343,7 @@ class Hooks:
         """``evaluation.batch`` is about to be evaluated.
 
         When: once per evaluation batch, after it was moved.
-        May change: ``evaluation.batch``; one that is None is passed over.
+        May change: ``evaluation.batch``; a batch that is None is skipped.
         """
 
     @Meant(none=True)
@@ -352,13 +352,13 @@ class Hooks:
         """Run the module on ``evaluation.batch`` and return what it returns.
 
         When: once per evaluation batch that is not None.
-        Default: the module's ``validation_step``, ``test_step`` or ``predict_step``, as the stage is.
+        Default: the module's ``validation_step``, ``test_step`` or ``predict_step``, depending on the stage.
         Order: wrap it for autocast and the like.
         """
 
     @hookspec
     def after_evaluation_batch(self, loop: Loop, evaluation: Evaluation) -> None:
-        """``evaluation.output`` is known: what the step returned, or None for a batch that was None.
+        """An evaluation batch is done; ``evaluation.output`` is the step's return value, or None if the batch was None.
 
         When: once per evaluation batch.
         May change: nothing.
@@ -366,7 +366,7 @@ class Hooks:
 
     @hookspec
     def after_evaluation_batches(self, loop: Loop, evaluation: Evaluation) -> None:
-        """Every batch of every loader has been evaluated; what is logged now is still among the metrics of the pass.
+        """All batches of all loaders have been evaluated; metrics logged now still belong to the pass.
 
         When: once per pass that did not end with an error, before its numbers are computed.
         May change: what is logged, by ``loop.log``.
@@ -374,7 +374,7 @@ class Hooks:
 
     @hookspec
     def after_evaluation(self, loop: Loop, evaluation: Evaluation) -> None:
-        """The pass is over and ``evaluation.metrics`` has its numbers.
+        """The pass is over; ``evaluation.metrics`` holds its results.
 
         When: once per pass whose before_evaluation began; also when it ended with an error, then without numbers.
         May change: what before_evaluation changed, back.
@@ -384,23 +384,23 @@ class Hooks:
 
     @hookspec
     def log_metrics(self, loop: Loop, metrics: Mapping[str, float], step: int) -> None:
-        """Write numbers down.
+        """Write ``metrics`` to a logger.
 
-        When: whenever somebody calls ``loop.write(metrics)``; on the main rank alone.
+        When: whenever ``loop.write(metrics)`` is called; on the main rank only.
         May change: nothing.
         """
 
     @hookspec
     def on_interrupt(self, loop: Loop) -> None:
-        """The user or the system asked the run to end early; ``loop.stop_reason`` says who.
+        """The run was interrupted by the user or the system; ``loop.stop_reason`` says how.
 
         When: once, at the safe point where the run ends.
-        May change: nothing; save what must not be lost.
+        May change: nothing; save here what must not be lost.
         """
 
     @hookspec
     def on_error(self, loop: Loop, error: BaseException) -> None:
-        """The run ends with ``error``, which goes on to the user whatever is returned here.
+        """The run failed with ``error``, which is raised to the user whatever this hook does.
 
         When: on the way out, for each plugin whose setup began, in reverse order.
         May change: nothing; an error in here is noted on ``error``.
@@ -408,7 +408,7 @@ class Hooks:
 
     @hookspec
     def after_fit(self, loop: Loop) -> None:
-        """Training is over, however it ended; ``loop.status`` says how.
+        """Training is over, with or without an error; ``loop.status`` says how it ended.
 
         When: once per fit, in reverse order, after on_error and before teardown.
         May change: nothing that training needs.
@@ -416,10 +416,10 @@ class Hooks:
 
     @hookspec
     def teardown(self, loop: Loop) -> None:
-        """Put back what setup changed.
+        """Undo what setup changed.
 
         When: last of all, for each plugin whose setup began, in reverse order.
-        May change: everything of one's own.
+        May change: everything that the plugin itself owns.
         """
 
 

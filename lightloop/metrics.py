@@ -1,4 +1,4 @@
-"""Values that are logged: kept on their device as they come, turned into numbers all at once when somebody asks."""
+"""Logged values: kept on their device, and fetched all at once when they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLD = 256
 
 
 class Running:
-    """One metric over some batches, reduced only when it is read."""
+    """A metric accumulated over batches, reduced only when it is read."""
 
     __slots__ = ("even", "folded", "name", "pairs", "reduce")
 
@@ -37,7 +37,7 @@ class Running:
         even: bool = False,
     ) -> None:
         self.name = name
-        """Under which name it was logged; ``<name>_step`` and ``<name>_epoch`` are of one metric."""
+        """The name under which it was logged; ``<name>_step`` and ``<name>_epoch`` belong to one metric."""
         self.reduce: Reduce = reduce
         self.pairs: list[tuple[Number, Number]] = list(pairs)
         """``(value, weight)`` of each batch; nothing is computed before the metric is read."""
@@ -47,7 +47,7 @@ class Running:
         """Whether each batch counts as one, because the weight of some batch is not known."""
 
     def add(self, value: Number, weight: Number | None = 1) -> None:
-        """Take in a scalar; many are folded into one, so that memory stays flat over an epoch.
+        """Add a scalar; values are folded into one now and then, so that memory stays constant over an epoch.
 
         With a weight of None, which is one that is not known, all batches count alike from the first one on.
         """
@@ -63,11 +63,11 @@ class Running:
             self.pairs = [(_mean(total, weight) if self.reduce == "mean" else total, weight)]
 
     def copy(self) -> Running:
-        """Another one with the same values, which goes on by itself."""
+        """Return an independent copy with the same values."""
         return Running(self.reduce, self.pairs, name=self.name, folded=self.folded, even=self.even)
 
     def parts(self) -> tuple[Number, Number]:
-        """``(total, weight)``: the metric is their quotient for a mean, else the total alone."""
+        """Return ``(total, weight)``: a mean is their quotient; any other metric is the total."""
         if self.reduce == "last":
             return self.pairs[-1][0], 1
         values = _stack([value for value, _ in self.pairs])
@@ -82,7 +82,7 @@ class Running:
         return builtin[self.reduce](values), 1
 
     def value(self) -> Number:
-        """The metric now; a tensor if any value was one."""
+        """Return the current value; a tensor if any logged value was one."""
         if len(self.pairs) == 1:
             return self.pairs[0][0]
         total, weight = self.parts()
@@ -90,7 +90,7 @@ class Running:
 
 
 class Metrics:
-    """What has been logged: of the step that is being made, of the epoch, and the latest of all.
+    """The logged metrics: of the current step, of the epoch, and the latest value of each.
 
     Logged for both step and epoch, a metric ``x`` is ``x_step`` in the step's row and ``x_epoch`` in the epoch's; ``x`` is
     the step's value while the epoch lasts, and the epoch's at its end. What is logged for the epoch alone has no value
@@ -125,7 +125,7 @@ class Metrics:
         step_name: str | None = None,
         epoch_name: str | None = None,
     ) -> None:
-        """Take in one value of a metric; it must be a number or a tensor of one element, which stays where it is.
+        """Add a value to a metric: a number, or a one-element tensor, which stays on its device.
 
         What the values of the step and of the epoch are called, if it is not the name, is by default ``<name>_step`` and
         ``<name>_epoch`` where it is logged for both.
@@ -167,16 +167,16 @@ class Metrics:
         self.updates[name] = self.updates.get(name, 0) + 1
 
     def monitored(self, name: str) -> tuple[int, Number | None]:
-        """What a monitor of the metric sees: how often it has been given a value, and the last one; the epoch's if it has one."""
+        """Return how often the metric was set, and its latest value (the epoch's, if it has one), for monitors."""
         name = self.wholes.get(name, name)
         return self.updates.get(name, 0), self.latest.get(name)
 
     def names(self) -> list[str]:
-        """The names of all that has been logged, for messages."""
+        """Return the names of all logged metrics, for messages."""
         return sorted({*self.latest, *self.epoch})
 
     def take_epoch(self, world: World, keep: bool = True) -> dict[str, float]:
-        """The epoch's metrics over all ranks as numbers; what follows is a new epoch's.
+        """Return the epoch's metrics over all ranks as numbers, and begin a new epoch.
 
         They become the latest ones if ``keep``; a sanity check's do not.
         """
@@ -189,11 +189,11 @@ class Metrics:
         return numbers
 
     def take_step(self) -> dict[str, float]:
-        """This rank's metrics of the step as numbers, each the mean over its window, fetched in one go."""
+        """Return this rank's metrics of the step as numbers, each the mean over its window, fetched together."""
         return fetch({name: running.value() for name, running in self.step.items()})
 
     def now(self) -> dict[str, Number]:
-        """The value of every metric now: the latest ones, and of an epoch or pass that lasts the means so far."""
+        """Return the current value of each metric: the latest, or the running mean of an unfinished epoch or pass."""
         return {**self.latest, **{name: running.value() for name, running in self.epoch.items()}}
 
     def _claim(self, running: Running, kept_as: str, name: str) -> None:
@@ -222,7 +222,7 @@ def _taken(kept_as: str, other: str, name: str) -> ValueError:
 
 
 def fetch(values: Mapping[K, Number]) -> dict[K, float]:
-    """Turn ``values`` into numbers, whole ones exactly, waiting once per device and not once per value.
+    """Fetch ``values`` as numbers, integers exactly; this waits once per device, not once per value.
 
     A device without double precision is waited for once per dtype.
     """
@@ -242,12 +242,12 @@ def fetch(values: Mapping[K, Number]) -> dict[K, float]:
 
 
 def _exact(device: torch.device) -> torch.dtype:
-    """The most exact type of numbers that ``device`` has."""
+    """Return the most precise floating-point dtype that ``device`` supports."""
     return torch.float32 if device.type in ("mps", "xla") else torch.float64
 
 
 def over_ranks(running: Mapping[str, Running], world: World) -> dict[str, float]:
-    """Reduce each metric over the ranks of ``world`` that have it, means with their weights; all ranks have the same then."""
+    """Reduce each metric over the ranks of ``world`` that logged it, means by weight; all ranks get the same result."""
     return _united(running, world)[0]
 
 
@@ -283,7 +283,7 @@ def _over(reduce: Reduce, values: list[float]) -> float:
 
 
 def _mean(total: N, weight: N) -> N:
-    """The quotient; NaN where nothing has a weight."""
+    """Return total / weight; NaN if the weight is zero."""
     return total / weight if isinstance(weight, Tensor) or weight else math.nan
 
 

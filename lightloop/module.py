@@ -1,4 +1,4 @@
-"""What users subclass: a torch module that can log and knows the loop that trains it."""
+"""The base class for users' models: a torch module that can log and has access to the loop that trains it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG_OPTIONS = {"on_step", "on_epoch", "prog_bar", "reduce", "weight", "copy"}
 
 
 class Usual:
-    """An attribute that a module has until its author sets one of that name."""
+    """A default attribute of a module, which a module's own attribute of the same name overrides."""
 
     def __init__(self, get: Callable[[Module], Any], doc: str) -> None:
         self._get, self.__doc__ = get, doc
@@ -38,20 +38,20 @@ class Usual:
 
 
 class Module(nn.Module):
-    """A model with its training step. Any ``nn.Module`` with the same methods serves as well; this one can log.
+    """A model with its training step. Any ``nn.Module`` with the same methods works too; this one can log.
 
     Define ``training_step(batch, batch_idx)`` and ``configure_optimizers()``; further, as needed,
     ``validation_step``, ``test_step``, ``predict_step`` and ``train_dataloader``, ``val_dataloader``,
     ``test_dataloader``, ``predict_dataloader``. A step takes the batch and, by name, any of ``batch_idx``,
-    ``optimizer_idx``, ``dataloader_idx``, ``epoch``, ``global_step``, ``loop`` and what plugins offer. Under names of your
-    own, arguments come by position: ``training_step(batch, batch_idx, optimizer_idx)``, the last one where there are
+    ``optimizer_idx``, ``dataloader_idx``, ``epoch``, ``global_step``, ``loop`` and those of plugins. If you use other
+    names, arguments come by position: ``training_step(batch, batch_idx, optimizer_idx)``, the last one if there are
     several optimizers, ``validation_step(batch, batch_idx, dataloader_idx)``. See :func:`lightloop.bind`.
     """
 
     _loop: Loop | None = None
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
-        """A module of which it is known what it is made with: the constructor may change that before it keeps it."""
+        """Create a module and record its constructor's arguments before the constructor can change them."""
         new = super().__new__
         made = new(cls) if new is object.__new__ else new(cls, *arguments, **keywords)
         if saves(cls):
@@ -60,7 +60,7 @@ class Module(nn.Module):
 
     @property
     def loop(self) -> Loop:
-        """The run that this module is part of.
+        """The loop of the current run.
 
         Raises:
             RuntimeError: outside a run.
@@ -73,7 +73,7 @@ class Module(nn.Module):
 
     @property
     def trainer(self) -> Any:
-        """The Trainer of that run."""
+        """The Trainer of the current run."""
         return self.loop.trainer
 
     def log(self, name: str, value: Number, **how: Any) -> None:
@@ -94,12 +94,12 @@ class Module(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are; the CPU where there are none."""
+        """The device of the parameters; the CPU if there are none."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     dtype = Usual(
         lambda module: next((parameter.dtype for parameter in module.parameters()), torch.get_default_dtype()),
-        "The type of the parameters; torch's default where there are none.",
+        "The dtype of the parameters; torch's default dtype if there are none.",
     )
     global_rank = Usual(
         lambda module: module._loop.world.rank if module._loop else 0, "The rank of this process; 0 outside a run."
@@ -111,43 +111,43 @@ class Module(nn.Module):
     logger = Usual(lambda module: module.trainer.logger, "The run's logger, or None.")
 
     def print(self, *values: Any, **how: Any) -> None:
-        """Print on the main rank alone."""
+        """Print on the main rank only."""
         if self.global_rank == 0:
             print(*values, **how)
 
     @property
     def current_epoch(self) -> int:
-        """The epoch that is being trained, from 0; 0 outside a run."""
+        """The current epoch, counted from 0; 0 outside a run."""
         return self._loop.epoch if self._loop else 0
 
     @property
     def global_step(self) -> int:
-        """The steps that have been applied; 0 outside a run."""
+        """The number of applied optimizer steps; 0 outside a run."""
         return self._loop.global_step if self._loop else 0
 
     def freeze(self) -> None:
-        """Keep every parameter as it is: no gradients, eval mode."""
+        """Freeze all parameters: no gradients, eval mode."""
         self.requires_grad_(False)
         self.eval()
 
     def unfreeze(self) -> None:
-        """Let every parameter train again."""
+        """Make all parameters trainable again: gradients, train mode."""
         self.requires_grad_(True)
         self.train()
 
     def save_hyperparameters(self, *names: Any, ignore: Iterable[str] = ()) -> None:
-        """Keep the arguments of the constructor in ``self.hparams``; checkpoints and loggers have them.
+        """Store the constructor's arguments in ``self.hparams``, from where checkpoints and loggers take them.
 
-        They are kept as the constructor was called with them, whatever it has done with them since: lists and mappings are
-        copied. Where a base class calls this in its constructor, those of the subclass are kept as well, and come first.
+        They are stored as passed, even if the constructor has changed them since: lists and mappings are
+        copied. If a base class calls this in its constructor, the subclass's arguments are stored too, and come first.
 
         Args:
-            names: which; all of them by default. Or one mapping, namespace or dataclass, whose entries are kept.
-            ignore: which not.
+            names: the arguments to store; all by default. Or one mapping, namespace or dataclass to store.
+            ignore: the arguments not to store.
 
         Raises:
             ValueError: if the constructor has no such argument.
-            TypeError: if what is given is neither names nor one such object.
+            TypeError: if ``names`` are neither strings nor one such object.
         """
         frame = inspect.currentframe()
         outer = list(callers(frame.f_back if frame is not None else None, self))
@@ -179,16 +179,16 @@ class Module(nn.Module):
 
     @classmethod
     def load_from_checkpoint(cls, path: str | os.PathLike[str], strict: bool = True, **arguments: Any) -> Self:
-        """A new module with the weights of a checkpoint and the hyperparameters that were saved with them.
+        """Return a new module with the weights of a checkpoint and the hyperparameters saved with them.
 
         Args:
-            path: a checkpoint, or a folder of them, of which the newest is taken.
-            strict: whether names of weights that only one side has are an error.
-            arguments: of the constructor, in place of what was saved.
+            path: a checkpoint, or a folder of checkpoints, of which the newest is loaded.
+            strict: whether weights that are missing or unexpected are an error.
+            arguments: constructor arguments that override the saved ones.
 
         Raises:
             PluginError: if no installed plugin reads checkpoints.
-            Exception: what that plugin raises for one that is damaged, or of another module.
+            Exception: what that plugin raises if the checkpoint is damaged, or is of another module.
         """
         for found in discover().values():
             if (load := getattr(found.plugin, "load_module", None)) is not None:

@@ -1,4 +1,4 @@
-"""What a run works on, and how far it is."""
+"""The state of a run: what it works on, and its counters."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Stage = Literal["fit", "validate", "test", "predict"]
 
 
 class HookRelay(Hooks, Relay):
-    """A relay as type checkers see it: with the hooks of the loop, under their names."""
+    """The relay with the hooks of the loop as methods, for type checkers."""
 
 
 class State(Control):
-    """The shared state of a run; every attribute is set here, but for what is asked of it.
+    """The shared state of a run; all its attributes are set here, except the requests of :class:`Control`.
 
     Counters: ``epoch`` and ``batch_idx`` (within the epoch) name the current ones, and between two batches the next;
     ``total_batches``, ``total_pieces``, ``optimizer_steps`` (per optimizer) and ``skipped_steps`` count what is done;
@@ -49,11 +49,11 @@ class State(Control):
         super().__init__()
         self.module = module
         self.module_name = type(module).__name__
-        """What the user calls its class; a strategy may make another of it."""
+        """The name of the user's class; a strategy may replace the class itself."""
         self.hook = hook
         self.plugins = plugins
         self.trainer: Any = None
-        """The Trainer that runs this, for what users' own code expects to find there."""
+        """The Trainer of this run, for attributes that users' code expects on it."""
         self.stage: Stage = stage
         self.status: Status = "running"
         self.device = torch.device("cpu")
@@ -61,7 +61,7 @@ class State(Control):
         self.stash = Stash()
         self.metrics = Metrics()
         self.epoch_metrics: dict[str, float] = {}
-        """What the epoch came to, over all ranks; empty until its last batch is done."""
+        """The metrics of the epoch, over all ranks; empty until its last batch is done."""
         self.optimizers: list[Optimizer] = []
         self.schedules: list[Schedule] = []
         self.frequencies: list[int] = []
@@ -139,9 +139,9 @@ class State(Control):
         self._replays: list[bool] = []
 
     def leave_out(self, plugin: Plugin, *hooks: str) -> None:
-        """Take ``plugin`` out of this run, because there is nothing for it to do; or only out of some of its ``hooks``.
+        """Take ``plugin`` out of this run because it has nothing to do, or only out of the given ``hooks``.
 
-        Of one that is out of the run, only the clean-up hooks are still called.
+        For a plugin that is out of the run, only the clean-up hooks are still called.
         """
         self.hook.leave(plugin, *hooks)
 
@@ -159,7 +159,7 @@ class State(Control):
         self.optimizer_idx, self.optimizer = index, self.window.optimizer
 
     def place(self) -> str:
-        """Where the run is, for people: epoch, batch and, where there are several, rank."""
+        """Return the position of the run for messages: epoch, batch and, if there are several ranks, rank."""
         evaluation = self.evaluation
         where = f"batch {self.batch_idx}" if evaluation is None else f"{evaluation.stage} batch {evaluation.batch_idx}"
         rank = f", rank {self.world.rank}" if self.world.size > 1 else ""
@@ -167,12 +167,12 @@ class State(Control):
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has, after limits; None where the loader cannot tell."""
+        """The number of batches in an epoch, after limits; None if the loader has no length."""
         return size_of(self.train_loader)
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps the whole fit will have, from its first epoch on, if nobody stops it; None where that cannot be known.
+        """The number of optimizer steps in the whole fit, if nothing stops it early; None if unknown.
 
         Steps are counted as ``global_step`` is, so accumulation, limits and bounds are in it. Schedules need the number,
         and may ask for it in ``configure_optimizers``.
@@ -181,9 +181,9 @@ class State(Control):
         return None if steps is None or steps == math.inf else int(steps)
 
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
-        """The norm of the gradients as they were when first asked for at this step: a scalar on their device.
+        """Return the norm of the gradients as it was when first computed at this step: a scalar on their device.
 
-        It is computed once per step and kind of norm, whoever asks; clipping does not change what it says.
+        It is computed once per step and kind of norm, so clipping does not change it.
         """
         if norm_type not in self._norms:
             norm = self.hook.grad_norm(loop=self, norm_type=norm_type)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ class State(Control):
         return self._norms[norm_type]
 
     def find_gradients(self) -> list[Tensor]:
-        """The gradients that the selected optimizer's parameters have now."""
+        """Return the current gradients of the selected optimizer's parameters."""
         groups = self.optimizer.param_groups
         if (
             len(self.window.members) > 1
@@ -214,7 +214,7 @@ class State(Control):
         weight: Number | None = None,
         copy: bool = True,
     ) -> None:
-        """Log a metric: a number, or a tensor of one element, which is not read until somebody needs the number.
+        """Log a metric: a number, or a one-element tensor, which stays on its device until its value is needed.
 
         Args:
             name: the metric's name.
@@ -244,7 +244,7 @@ class State(Control):
         self.metrics.log(name, value, step=step, epoch=epoch, bar=prog_bar, reduce=reduce, weight=weight, copy=copy)
 
     def fold_metrics(self) -> dict[str, float]:
-        """Make numbers of what was logged for the epoch, which monitors see from then on; all ranks must call it.
+        """Compute the epoch's metrics over all ranks and publish them to monitors; all ranks must call it.
 
         The loop does so after the last batch, before ``after_epoch``; a plugin that logs for the epoch later calls it again.
         Returns the metrics that are new; :attr:`epoch_metrics` has them all.
@@ -254,7 +254,7 @@ class State(Control):
         return means
 
     def samples_in(self, batch: Any) -> int | None:
-        """How many samples are in ``batch``, of this run; None where that cannot be known.
+        """Return the number of samples in ``batch``; None if unknown.
 
         A module that defines ``batch_size(batch)`` is asked; for others see :func:`lightloop.batch_size`.
         """
@@ -270,11 +270,11 @@ class State(Control):
         return self._counted[1]
 
     def set_samples(self, batch: Any, size: int) -> None:
-        """Say that ``batch``, which is about to be the piece, has ``size`` samples: who made it of others knows."""
+        """Set the number of samples of ``batch``, which is about to become the piece, to ``size``."""
         self._counted = batch, size
 
     def weight_of_batch(self, name: str) -> int | None:
-        """What the batch at hand counts for in the epoch's mean of the metric ``name``: its samples; 1 outside a batch.
+        """Return the weight of the current batch in the epoch mean of metric ``name``: its samples; 1 outside a batch.
 
         None, with a warning once in each stage, where its samples cannot be counted.
         """
@@ -293,14 +293,14 @@ class State(Control):
         return size
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Hand numbers to the loggers, under today's ``global_step``; only the main rank writes."""
+        """Pass ``metrics`` to the loggers at the current ``global_step``; only the main rank writes."""
         if metrics and self.world.is_main:
             self.hook.log_metrics(loop=self, metrics=metrics, step=self.global_step)  # type: ignore[arg-type]
 
     # --------------------------------------------------------------------------------------------------------- data
 
     def reload_train_data(self) -> None:
-        """Ask the user's source for the training loader, anew if the source makes it."""
+        """Get the training loader from its source again: a new one if the source is a function that creates it."""
         assert self.train_source is not None
         loader = self.train_source()
         check_loader(loader, "the training data")
@@ -310,7 +310,7 @@ class State(Control):
         self.train_loader = self.prepared(loader, "fit")
 
     def prepared(self, loader: Iterable[Any], stage: Stage) -> Iterable[Any]:
-        """What plugins make of ``loader`` for ``stage``."""
+        """Return ``loader`` as the plugins prepare it for ``stage``."""
         prepared = self.hook.prepare_loader(loop=self, loader=loader, stage=stage)  # type: ignore[arg-type]
         assert prepared is not None
         return prepared

@@ -1,4 +1,4 @@
-"""The Trainer, which users call: it picks the live plugins, makes the loop and runs it."""
+"""The Trainer, the entry point for users: it selects the live plugins, builds the loop and runs it."""
 
 from __future__ import annotations
 
@@ -43,43 +43,43 @@ LOADERS = {
     "test": "test_dataloader",
     "predict": "predict_dataloader",
 }
-"""The method of the module that gives a stage's data where the user hands none over."""
+"""The method of the module that returns the data of a stage when none is passed."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a fit ended."""
+    """The outcome of a fit."""
 
     status: Status
-    """"finished", "stopped" (somebody asked), or "interrupted"."""
+    """"finished", "stopped" (on request), or "interrupted"."""
     reason: str | None
-    """What was said by whoever asked for the stop."""
+    """Why the run stopped, if a stop was requested."""
     epoch: int
-    """How many epochs are finished."""
+    """The number of finished epochs."""
     global_step: int
-    """How many steps were applied."""
+    """The number of applied optimizer steps."""
     metrics: dict[str, float]
     """The latest value of every metric."""
     disabled: dict[str, str] = field(default_factory=dict)
-    """The plugins that failed and were taken out for it, each with what happened in which hook."""
+    """The plugins that were disabled because they failed, each with the error and its hook."""
 
 
 class Trainer(RunAttributes, PluginAttributes, TrainerOptions):
-    """Trains and evaluates modules with the plugins that are asked for.
+    """Trains and evaluates modules with the selected plugins.
 
     Args:
-        plugins: what to add to the default plugins or to leave out: a name (``"ema"``), ``"-name"`` to leave one out,
-            ``"-*"`` to leave out every one that is live by default,
+        plugins: what to add to the default plugins or to remove: a name (``"ema"``), ``"-name"`` to remove one,
+            ``"-*"`` to remove all plugins that are live by default,
             ``"package.module:Class"``, a Plugin class, or an instance. ``LIGHTLOOP_PLUGINS=ema,-progress`` in the
             environment adds to the list.
         options: every option of every installed plugin by its keyword: ``max_epochs=10``, ``gradient_clip_val=1.0`` …;
-            ``lightloop plugins`` lists them. An option that differs from its default makes its plugin live. A group or
-            tag is a keyword too, and chooses among its plugins: ``logger="tensorboard"``, ``logger=["csv", MyLogger()]``;
-            False leaves the default one out.
+            ``lightloop plugins`` lists them. An option set to other than its default enables its plugin. A group or
+            tag is a keyword too and selects its plugins: ``logger="tensorboard"``, ``logger=["csv", MyLogger()]``;
+            False removes the default one.
 
     Raises:
-        TypeError, ValueError: for an option that is unknown or makes no sense.
-        PluginError, OrderError: for plugins that are missing, broken or at odds.
+        TypeError, ValueError: for an unknown or invalid option.
+        PluginError, OrderError: for plugins that are missing, broken or in conflict.
     """
 
     if not TYPE_CHECKING:  # the stub of TrainerOptions has it, with each option
@@ -115,12 +115,13 @@ class Trainer(RunAttributes, PluginAttributes, TrainerOptions):
         Args:
             module: has ``training_step`` and ``configure_optimizers``.
             train: a DataLoader or any iterable of batches; by default the module's ``train_dataloader``.
-            val: the same to validate on, or several in a list or mapping; by default the module's ``val_dataloader``.
-            options: plugin options for this run alone.
+            val: validation data, likewise, or several loaders in a list or mapping; by default the module's
+                ``val_dataloader``.
+            options: plugin options for this run only.
 
         Raises:
             TypeError, ValueError: if there is no training step, no data, or a loss that cannot be differentiated.
-            BaseException: whatever was raised by the user's code or a plugin: the same object, with notes on where.
+            BaseException: whatever the user's code or a plugin raised: the same object, with notes that say where.
         """
         module = _module_in(module, options)
         if defined(module, "training_step") is None:
@@ -153,12 +154,12 @@ class Trainer(RunAttributes, PluginAttributes, TrainerOptions):
         return self._evaluate(module, "test", data, options).metrics
 
     def predict(self, module: nn.Module | None = None, data: Any = None, **options: Any) -> list[Any]:
-        """Run ``predict_step``, or ``forward``, over ``data``: what it returned for each batch, by loader if several."""
+        """Run ``predict_step`` (or ``forward``) over ``data``; return its outputs per batch, by loader if several."""
         outputs = self._evaluate(module, "predict", data, options).outputs
         return outputs[0] if len(outputs) == 1 else outputs
 
     def explain(self) -> str:
-        """For each hook in the order of a run: who is called, in which order, and what put it there."""
+        """Return, for each hook in the order of a run, which plugins are called, in which order, and why."""
         return manager_of(self).explain()
 
     def _chosen(self, options: Mapping[str, Any]) -> Manager:
@@ -240,7 +241,7 @@ class Trainer(RunAttributes, PluginAttributes, TrainerOptions):
 
 
 def manager_of(trainer: Trainer) -> Manager:
-    """The manager of the live plugins of ``trainer``; made anew in a copy, or for other plugins."""
+    """Return the manager of the live plugins of ``trainer``; rebuild it in a copy, or if the plugins changed."""
     manager = trainer._manager
     if manager is None or manager.plugins != trainer.plugins:
         found = discover()
@@ -270,7 +271,7 @@ def _source(module: nn.Module, stage: Stage, data: Any) -> Callable[[], Any] | N
 
 
 def _place_of(loop: Loop) -> Loop:
-    """How far ``loop`` is, and as which process of how many, for those who read that elsewhere; not what it works on."""
+    """Return a picklable copy of ``loop``: its counters, device, rank and world size, without module and data."""
     place = idle_loop(loop.stage)
     place.device, place.world = loop.device, World()
     for source, copy in ((loop, place), (loop.world, place.world)):

@@ -1,4 +1,4 @@
-"""A window: the batches whose gradients make one step, of one optimizer or of several side by side."""
+"""A window: the batches whose gradients add up to one step, of one optimizer or of several that step together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Window:
-    """What has gone into the gradient of one optimizer since its last step; or of several, where one loss is for all of them.
+    """The accumulated gradient of an optimizer since its last step; of all optimizers if they share one loss.
 
     The gradient of a window is the mean over what is really in it: sum of weight times gradient, over sum of weights.
     Each backward is seeded with ``weight / planned``, so a window that turns out as planned needs no correction.
@@ -33,21 +33,21 @@ class Window:
     members: tuple[int, ...]
     """The indices, in ``loop.optimizers``, of those that step with it."""
     planned: int = 1
-    """How many batches it is to hold, as plan_window says before the first of them goes forward."""
+    """The planned number of batches, as plan_window answers before the first of them goes forward."""
     batches: int = 0
-    """How many batches have begun in it."""
+    """The number of batches that have begun in it."""
     contributions: int = 0
-    """How many pieces have added a gradient."""
+    """The number of pieces that have added a gradient."""
     weight: Weight = 0
     """Sum of their weights; a tensor stays on its device."""
     weighted: bool = False
-    """Whether somebody gave a weight, which other processes then have to know."""
+    """Whether any piece had a weight, which other processes then have to know."""
     spent: list[tuple[Callable[[], Tensor | None], int]] = field(default_factory=list)
     """Gradients with which a step was taken and which were not dropped then: references, each with the tensor's version."""
     warned: bool = False
     """Whether it has been said that only some batches came with a weight."""
     moments: list[tuple[tuple[Any, ...], Tensor]] = field(default_factory=list)
-    """What it takes to replay each piece, with its share in the loss; kept where the window may be gone through again."""
+    """The inputs needed to replay each piece, with its share in the loss; kept if the window may be replayed."""
 
     def add(self, weight: Weight, weighted: bool) -> None:
         """Count a piece whose gradient has been added."""
@@ -61,7 +61,7 @@ class Window:
         self.weighted = self.weighted or weighted
 
     def correction(self, world: World) -> float | Tensor:
-        """The factor that turns the gradient as it was added into the mean over the window, on all ranks."""
+        """Return the factor that turns the accumulated gradient into the mean over the window, on all ranks."""
         weight = self.weight
         if self.weighted and world.size > 1:
             weight = world.reduce(torch.as_tensor(_plain(weight), dtype=torch.float64), "mean")
@@ -70,14 +70,14 @@ class Window:
         return float(self.planned / weight) if weight else 1.0
 
     def clear(self) -> None:
-        """Begin anew, as planned before."""
+        """Reset the window, keeping its plan."""
         self.batches = self.contributions = self.weight = 0
         self.weighted = False
         self.moments = []
 
 
 def windows_for(setup: Setup, asks: bool) -> list[Window]:
-    """A window for each optimizer; or one for all of them, where one loss is, with one forward and one backward.
+    """Return a window for each optimizer, or one for all of them if they share one loss, forward and backward.
 
     That is so where training_step takes no ``optimizer_idx`` and does not step by itself, no frequency is given, and none of
     the optimizers needs a closure.
