@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add ``note`` to ``error``, whatever its class says of attributes: a frozen dataclass lets none be set."""
+    """Add ``note`` to ``error``, even if its class refuses new attributes, as a frozen dataclass does."""
     try:
         error.add_note(note)
     except Exception:
@@ -27,7 +27,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def context(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
-    """Like ``contextlib.contextmanager``, but sets no attribute of an exception, which some refuse: frozen dataclasses do."""
+    """Like ``contextlib.contextmanager``, but it sets no attribute on exceptions, which frozen dataclasses refuse."""
 
     @wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:

@@ -24,7 +24,7 @@ class Loop(State):
     """One run of training; its state, counters and requests are those of :class:`State`."""
 
     def fit(self) -> None:
-        """Train: epochs of batches, until no epoch remains or a request to stop is honoured."""
+        """Train epoch by epoch, until no epoch remains or a stop request takes effect."""
         hook = self.hook
         self.prepare_fit()
         hook.before_fit(loop=self)
@@ -171,14 +171,14 @@ class Loop(State):
         self.gradients = []  # else they would fill the memory that the next forward needs
 
     def close_open_windows(self) -> None:
-        """Step with whatever is still in the windows, so that nothing leaks out of the epoch."""
+        """Step with the gradients that are still in open windows, so that none carry over to the next epoch."""
         step, self.stepped = self.global_step + 1, False
         for index in range(len(self.windows)):
             self.select(index)
             self.close_window(step)
 
     def should_stop(self) -> bool:
-        """Whether training ends here: somebody on any rank asked, and nobody delays it."""
+        """Whether training ends here: any rank has requested a stop, and no plugin delays it."""
         stop, self.interrupt_reason, self.end_epoch_reason = self.world.agree(
             self.stop_reason, self.interrupt_reason, self.end_epoch_reason
         )

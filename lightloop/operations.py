@@ -1,4 +1,4 @@
-"""What the loop does itself where no plugin answers: the plain training that one would write by hand."""
+"""The loop's default answer to each operation: plain training, as in a loop written by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Operations:
-    """The loop's own plain answers, asked after every plugin's; each takes every argument, so that it can be called straight."""
+    """The loop's default answers, asked after all plugins; each takes all arguments, so it can be called directly."""
 
     @hookimpl
     def prepare_loader(self, loop: Loop, loader: Iterable[Any], stage: str) -> Iterable[Any]:

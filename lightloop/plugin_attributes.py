@@ -1,4 +1,4 @@
-"""What a Trainer has from its plugins: their options, what they offer, and the plugins themselves."""
+"""Attributes of the Trainer that come from its plugins: options, exposed attributes, and the plugins themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers: make them repeat, and put them back to where they were."""
+"""Random number generators: seed them, and save and restore their state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def seed_everything(seed: int) -> int:
 
 
 def keep_random() -> Callable[[], None]:
-    """Remember where the random numbers of Python, numpy (if it is there), the CPU and the accelerator are.
+    """Save the random state of Python, numpy (if imported), the CPU and the accelerator.
 
     Returns:
         What puts them back to there.

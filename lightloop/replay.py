@@ -1,4 +1,4 @@
-"""Go through a window again: what an optimizer's closure does, and what a plugin may ask for before a step."""
+"""Replay a window: run forward and backward again, for an optimizer's closure or for a plugin before a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def remember(loop: Loop) -> None:
 
 
 class Closure:
-    """What an optimizer may call for the loss of the open window, with its gradient, at today's parameters.
+    """The closure of an optimizer: it recomputes loss and gradient of the open window at the current parameters.
 
     Each call evaluates anew. Only a first call that comes before the optimizer has changed anything is answered with what the
     window has gathered: it is the same. What is looked at are the parameters of the optimizer and their gradients (but what
@@ -91,7 +91,7 @@ def _are_same(values: list[Any], others: list[Any]) -> bool:
 
 
 def replay(loop: Loop) -> Tensor:
-    """Replace the gradient of the open window by that at today's parameters.
+    """Recompute the gradient of the open window at the current parameters.
 
     The gradients are dropped, each piece goes forward and backward again, and what comes before a step comes again:
     ``reduce_gradients``, ``unscale_gradients``, the weights, ``before_step``. A line search is spared the last, for it

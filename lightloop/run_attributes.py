@@ -1,4 +1,4 @@
-"""What a Trainer tells of its latest run, under the names that the field knows."""
+"""Attributes of the Trainer that describe its latest run, under the usual names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SET = "trainer.should_stop was set"
 
 
 def idle_loop(stage: Stage = "fit") -> Loop:
-    """A loop that works on nothing: all it has is what a run begins with."""
+    """Return a loop in its initial state, with no module or data."""
     idle = Loop(cast(nn.Module, None), cast(HookRelay, None), (), stage)
     idle.status = "finished"
     return idle
 
 
 class RunAttributes:
-    """What the latest run is at; before the first one, what a run begins with."""
+    """The state of the latest run; before the first run, initial values."""
 
     loop: Loop | None
 
@@ -37,7 +37,7 @@ class RunAttributes:
 
     @property
     def global_step(self) -> int:
-        """How many windows have been applied as optimizer steps."""
+        """The number of applied optimizer steps; optimizers that step together count once."""
         return self._latest.global_step
 
     @property

@@ -1,4 +1,4 @@
-"""Typed values that one plugin leaves for another."""
+"""Typed values that plugins share with one another."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stash:
     @overload
     def get(self, key: Key[T], default: D) -> T | D: ...
     def get(self, key: Key[T], default: D | None = None) -> T | D | None:
-        """The value of ``key``, or ``default`` where nobody left one."""
+        """Return the value of ``key``, or ``default`` if there is none."""
         return cast("T | D | None", self._values.get(key, default))
 
     def __len__(self) -> int:

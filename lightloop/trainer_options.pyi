@@ -169,152 +169,152 @@ class TrainerOptions:
         Args:
             plugins: what to add to the default plugins (``"ema"``), or to leave out (``"-progress"``).
             accelerator: Where to train: 'auto', 'gpu', a device plugin, or a device type of torch; None is the CPU.
-            accelerator_index: Number of the device; None is that of this process on its machine, from LOCAL_RANK, else 0.
+            accelerator_index: Index of the device; None uses LOCAL_RANK, else 0.
             accumulate_grad_batches: Batches per optimizer step, or a schedule {epoch: batches}, epochs counted from 0.
-            amp_level: Refused: it was a setting of apex.
-            async_save: Write on a thread while training goes on.
-            auto_lr_find: Attribute of the module to set to a learning rate that is looked for first; True is 'lr'.
-            auto_requeue: In a SLURM job, save and put the job back into the queue when the signal comes, and go on when it starts again.
-            auto_scale_batch_size: Look for the largest batch size first: 'power', 'binary', or True for 'power'.
+            amp_level: Not supported: it was a setting of apex.
+            async_save: Write checkpoints on a background thread while training continues.
+            auto_lr_find: Find a learning rate before training, and set this attribute of the module to it; True is 'lr'.
+            auto_requeue: In a SLURM job, save and requeue the job when the signal comes, and resume when it starts again.
+            auto_scale_batch_size: Find the largest batch size before training: 'power', 'binary', or True for 'power'.
             automatic_optimization: False: training_step goes backward and steps by itself; so it does where the module says automatic_optimization = False.
             batch_size_find_attribute: The module's attribute that holds the batch size.
             callbacks: Objects whose methods are called at the events of a run.
-            check_val_every_n_epoch: Validate in every n-th epoch only; None counts the batches of val_check_interval across epochs.
+            check_val_every_n_epoch: Validate only every n-th epoch; None counts the batches of val_check_interval across epochs.
             checkpoint_dir: Where checkpoints are kept: a path or a URL that fsspec knows; by default 'checkpoints' in the run's directory.
             compile: Compile the module's steps with torch.compile.
-            compile_backend: What torch.compile compiles with.
-            compile_dynamic: Whether shapes may change without compiling anew; None finds out.
-            compile_fullgraph: Refuse a step that is not one graph; such a step cannot log.
-            compile_mode: Of torch.compile: 'default', 'reduce-overhead', 'max-autotune' …; None leaves it to torch.
-            cuda_graphs_guard: Whether to copy what a step gives out of the memory of CUDA graphs; None finds out whether there are any.
-            cuda_index: Number of the device; None is that of this process on its machine, from LOCAL_RANK, else 0.
-            dataloaders: What is evaluated; as good as the second argument.
-            datamodule: A LightningDataModule, whose loaders are used.
+            compile_backend: Backend of torch.compile.
+            compile_dynamic: Compile for dynamic shapes, so that new shapes need no recompilation; None detects whether shapes change.
+            compile_fullgraph: Raise an error unless each step compiles to a single graph; such steps cannot log.
+            compile_mode: Mode of torch.compile: 'default', 'reduce-overhead', 'max-autotune' …; None is torch's default.
+            cuda_graphs_guard: Copy what a step returns out of the memory of CUDA graphs; None does so if any are in use.
+            cuda_index: Index of the device; None uses LOCAL_RANK, else 0.
+            dataloaders: Data to evaluate; the same as the second argument of validate, test or predict.
+            datamodule: LightningDataModule that provides the loaders.
             ddp_backend: Backend of torch.distributed for tensors; None is gloo on the CPU, and the one made for the device elsewhere.
-            ddp_broadcast_buffers: Give all ranks the buffers of rank 0 before each forward.
-            ddp_timeout: How many seconds a process waits for the others before it is an error.
-            default_root_dir: Where runs leave their files.
-            detect_anomaly: Whether autograd checks each backward operation for NaN; slow.
-            devices: How many devices of each machine train together; 'auto' and -1 are all that it has, or one process on the CPU.
+            ddp_broadcast_buffers: Broadcast the buffers of rank 0 to all ranks before each forward.
+            ddp_timeout: Seconds that a process waits for the others before it raises an error.
+            default_root_dir: Root folder for the files of all runs.
+            detect_anomaly: Let autograd check each backward operation for NaN; slow.
+            devices: Number of devices to train on per machine; 'auto' and -1 use all of them, or one process on the CPU.
             early_stop_callback: True ends training early, by val_loss unless something else is said; an EarlyStopping says all of it.
-            early_stopping_check_finite: End at once when the metric is NaN or infinite.
-            early_stopping_check_on_train_epoch_end: True checks at the end of training epochs only, False after validation only.
-            early_stopping_divergence_threshold: End at once when the metric is worse than this.
-            early_stopping_min_delta: Changes up to this size are no improvement.
+            early_stopping_check_finite: Stop at once if the metric is NaN or infinite.
+            early_stopping_check_on_train_epoch_end: True checks only at the end of training epochs, False only after validation.
+            early_stopping_divergence_threshold: Stop at once if the metric is worse than this.
+            early_stopping_min_delta: Only a change larger than this counts as an improvement.
             early_stopping_mode: What is better: less, more; auto is more where the metric's name has 'acc' in it.
             early_stopping_monitor: The metric to watch.
-            early_stopping_patience: End after so many checks in a row without an improvement.
-            early_stopping_stopping_threshold: End at once when the metric is better than this.
-            early_stopping_strict: Whether a metric that is missing when it is due is an error.
-            early_stopping_verbose: Tell of each improvement through logging.
-            ema_buffers: Average floating-point buffers too (running statistics), which else stay the module's.
+            early_stopping_patience: Number of checks in a row without improvement after which training stops.
+            early_stopping_stopping_threshold: Stop at once if the metric is better than this.
+            early_stopping_strict: Raise an error if the metric is missing when it is checked.
+            early_stopping_verbose: Report each improvement through Python's logging.
+            ema_buffers: Average floating-point buffers (running statistics) too; otherwise the module's are used.
             ema_decay: How much of the average an update keeps, from 0 to below 1; None, where the plugin is listed, is 0.999.
             ema_device: Where the average is kept ('cpu' costs a copy per update); None is beside the weights.
             ema_every: Steps between two updates.
-            ema_keep: Leave the average in the module when training has ended.
-            ema_validate: Validate with the average.
-            ema_warmup: Begin with a smaller decay that grows with the updates.
+            ema_keep: Leave the averaged weights in the module after training.
+            ema_validate: Validate with the averaged weights.
+            ema_warmup: Start with a smaller decay that grows with the number of updates.
             enable_checkpointing: Save checkpoints.
             enable_progress_bar: Show progress.
-            end_on_signals: The signals that end a fit in good order; () is none.
-            fast_dev_run: Run so many batches of everything and write nothing; True is one.
-            find_unused_parameters: Look, after each forward, which parameters the loss does not depend on; else that is an error.
+            end_on_signals: Signals that end a fit gracefully; () is none.
+            fast_dev_run: Run only this many batches of every stage and write no files; True is one.
+            find_unused_parameters: Find the parameters that the loss does not depend on after each forward; otherwise unused ones are an error.
             flush_logs_every_n_steps: Steps between two writes to the disk; what is not yet written when the run ends is written then.
             fsdp_backend: Backend of torch.distributed for tensors; None is gloo on the CPU, and the one made for the device elsewhere.
-            fsdp_blocks: Names of the classes whose modules are sharded each by itself.
+            fsdp_blocks: Names of the module classes to shard as separate blocks.
             fsdp_check_blocks: Have ranks tell one another which block they are about to gather, so that a branch which not all of them take is an error that names it; each block then waits for all ranks.
-            fsdp_min_size: Without blocks: how many parameters make a module one that is sharded by itself.
-            fsdp_timeout: How many seconds a process waits for the others before it is an error.
-            fused_optimizer: Whether optimizers for which nothing else was chosen are fused.
-            gpus: Old: how many GPUs, or the indices of the first ones; 0 is off.
-            grad_norm_clipped: Whether to measure again, at a second pass, after clipping.
-            grad_norm_key: How a metric is called; the total's name is 'total'.
-            grad_norm_per_parameter: Whether to log each parameter's norm beside the total.
-            gradient_clip_algorithm: What is limited: the total norm, each value, or each unit's norm relative to that of its weights.
-            gradient_clip_eps: Adaptive: the least norm that a unit's weights count as.
-            gradient_clip_val: Largest total norm, absolute value, or ratio of norms that gradients may have; None and 0 are off.
-            horovod_compression: Send gradients as they are, or in float16, at half the size.
+            fsdp_min_size: Without blocks: number of parameters from which a module becomes a block of its own.
+            fsdp_timeout: Seconds that a process waits for the others before it raises an error.
+            fused_optimizer: Use fused kernels in torch's optimizers, unless you have chosen an implementation.
+            gpus: Deprecated: number of GPUs, or the indices of the first ones; 0 is off.
+            grad_norm_clipped: Measure again after clipping, in a second pass.
+            grad_norm_key: Format of the metrics' names; for the total, the parameter's name is 'total'.
+            grad_norm_per_parameter: Log each parameter's norm in addition to the total.
+            gradient_clip_algorithm: What to clip: the total norm, each value, or each unit's norm relative to that of its weights.
+            gradient_clip_eps: Adaptive clipping: lower bound for the norm of a unit's weights.
+            gradient_clip_val: Maximum total norm, absolute value, or ratio of norms of the gradients; None and 0 are off.
+            horovod_compression: Compression of the gradients that are sent: none, or float16, which halves their size.
             horovod_scale_lr: Multiply each learning rate, and what its schedule goes by, with the number of processes.
             limit_predict_batches: Read so many batches of each prediction loader (int) or such a fraction of them (float); 0 reads none, and its type decides: 1 is one batch, 1.0 is all.
             limit_test_batches: Read so many batches of each test loader (int) or such a fraction of them (float); 0 reads none, and its type decides: 1 is one batch, 1.0 is all.
             limit_train_batches: Read so many batches of each training loader (int) or such a fraction of them (float); 0 reads none, and its type decides: 1 is one batch, 1.0 is all.
             limit_val_batches: Read so many batches of each validation loader (int) or such a fraction of them (float); 0 reads none, and its type decides: 1 is one batch, 1.0 is all.
-            log_device_stats: Steps between two looks, or any other rhythm; None is off. Looks go into the rows of log_every_n_steps.
-            log_every_n_steps: Steps between two rows, or any other rhythm ('10 s', '1 epoch'); None and 0 write no rows of steps.
-            log_lr: Log them for each step or for each epoch.
+            log_device_stats: Steps between two measurements, or any other rhythm; None is off. They go into the rows of log_every_n_steps.
+            log_every_n_steps: Steps between two rows, or any other rhythm ('10 s', '1 epoch'); None and 0 log no steps.
+            log_lr: Log the learning rates at each step or each epoch.
             log_outputs: Log what steps return under 'log' and 'progress_bar'; None: if the first output of a stage has one of them.
             logger: the plugins of this kind, by name or as objects; False for none.
-            max_epochs: Train at most so many epochs; -1 is no bound.
-            max_steps: Train at most so many optimizer steps; -1 is no bound.
-            max_time: Train for at most so long: seconds, '15 min', 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping.
-            min_epochs: Let no request stop training before so many epochs.
-            min_steps: Let no request stop training before so many optimizer steps.
-            monitor: The metric that ranks checkpoints; one is saved when it improves.
-            monitor_mode: Whether the monitored metric is better low or high.
-            monitor_strict: Whether a monitored metric that has not been logged is an error, instead of a warning once.
-            nonfinite: What to do about a value that is NaN or infinite; None is nothing.
-            nonfinite_async: What to do, without waiting, about gradients of NaN or infinity; None is nothing.
-            nonfinite_async_every: Look at the number of events every so many windows.
-            nonfinite_async_limit: Ask training to stop at so many events in consecutive windows.
-            nonfinite_keep_every: Rewind: take a copy of the good state every so many steps.
-            nonfinite_limit: Ask training to stop at so many events with no clean step between them.
-            nonfinite_watch: What is watched: any of 'loss', 'grad' and 'param'.
-            num_nodes: How many machines train together, each started by a launcher.
-            num_sanity_val_steps: Batches of each validation loader to try before training; -1 is all, 0 none.
-            on_interrupt_raise: Raise KeyboardInterrupt when everything has been closed, instead of returning a result.
-            on_save_error: Whether a save that fails ends the run, or three in a row may fail with a warning.
+            max_epochs: Maximum number of epochs; -1 is unlimited.
+            max_steps: Maximum number of optimizer steps; -1 is unlimited.
+            max_time: Maximum training time: seconds, '15 min', 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping.
+            min_epochs: Minimum number of epochs; requests to stop wait until then.
+            min_steps: Minimum number of optimizer steps; requests to stop wait until then.
+            monitor: Metric that ranks checkpoints; a checkpoint is saved whenever it improves.
+            monitor_mode: Whether a lower ('min') or higher ('max') value of the monitored metric is better.
+            monitor_strict: Raise an error if the monitored metric is never logged, instead of warning once.
+            nonfinite: What to do if a value is NaN or infinite; None is off.
+            nonfinite_async: What to do if gradients are NaN or infinite, without waiting for the device; None is off.
+            nonfinite_async_every: Number of windows between two reads of the event count.
+            nonfinite_async_limit: Stop training after this many events in consecutive windows.
+            nonfinite_keep_every: Rewind: number of steps between two copies of the good state.
+            nonfinite_limit: Stop training after this many events with no clean step between them.
+            nonfinite_watch: What to check: any of 'loss', 'grad' and 'param'.
+            num_nodes: Number of machines to train on, each started by a launcher.
+            num_sanity_val_steps: Number of batches of each validation loader to run as a check before training; -1 is all, 0 is none.
+            on_interrupt_raise: Raise KeyboardInterrupt after everything is closed, instead of returning a result.
+            on_save_error: What to do if a save fails: end the run, or warn and tolerate three failures in a row.
             optimizer_frequencies: For how many windows in turn each optimizer steps, e.g. [5, 1]; None: as configure_optimizers says by 'frequency', and if it says nothing, all of them step in each.
-            overfit_batches: Use only so many batches (int) or such a fraction (float) of the training and validation data; 0 is off.
-            pin_memory: Read DataLoaders with pin_memory=True, where the device is a GPU.
+            overfit_batches: Use only this number (int) or fraction (float) of the training and validation batches; 0 is off.
+            pin_memory: Read DataLoaders with pin_memory=True if the device is a GPU.
             precision: Floating-point type: 32, 64, 'bf16-mixed', '16-mixed' (also 16), 'bf16-true' or '16-true'.
-            precision_growth_interval: 16-mixed: double the scale after so many windows without overflow.
-            precision_init_scale: 16-mixed: what losses are multiplied by at first.
+            precision_growth_interval: 16-mixed: number of windows without overflow after which the scale doubles.
+            precision_init_scale: 16-mixed: initial loss scale.
             print_nan_grads: Gone; the error says what to write.
             process_position: Lines to leave free above the bar.
             profiler: True or 'simple', 'advanced', 'pytorch', a profiler, or a function; None is off.
-            progress_interval: Seconds between two drawings; by default 0.2 for a bar and 10 for lines.
+            progress_interval: Seconds between two updates; by default 0.2 for a bar and 10 for lines.
             read_ahead: Read one batch ahead of loaders without len(), so that the last batch of an epoch is known before it is trained on.
-            reload_dataloaders_every_n_epochs: Ask for the loaders again every so many epochs; True is every epoch, 0 and False ask once.
-            requeue_signal: The signal that says that the job's time is over.
+            reload_dataloaders_every_n_epochs: Number of epochs between two reloads of the loaders; True reloads every epoch, 0 and False never.
+            requeue_signal: Signal that SLURM sends before the job's time is up.
             resume: Go on from a checkpoint: its path, a folder of them, or 'auto' for the newest of this experiment, if there is one; given to an evaluation, whose weights to take: 'best' as well.
-            resume_strict: Refuse to resume where plugins or the environment differ, instead of a warning.
-            run_name: What the runs of an experiment have in common; the module's class if None.
-            run_version: The run's own name; one that is there already is gone on with. By default a new version_N.
-            running_loss_steps: Steps to take the mean over.
-            save_every: When to save: so many steps, '2 epochs', '500 batches', '15 min'; None saves at the end alone.
-            save_last: Keep so many of the newest, from 1.
-            save_on_exception: Save when an error ends the run; resumed from it, a run is not exact.
-            save_top_k: Keep so many of the best by the monitored metric; -1 keeps all.
-            save_weights_only: Save the module's weights and nothing else.
-            seed: Seed of all random numbers, from 0 to 2**32 - 1; None leaves them as they are.
-            skip_together: With several processes, pass over a batch on all of them where one has no loss for it; False is an error.
-            split_on_oom: Cut batches into pieces when memory runs out, instead of failing.
+            resume_strict: Refuse to resume if plugins or the environment differ, instead of warning.
+            run_name: Name of the experiment; None uses the name of the module's class.
+            run_version: Name of the run; if it exists already, the run continues in it. By default a new version_N.
+            running_loss_steps: Number of steps to average over.
+            save_every: How often to save: a number of steps, '2 epochs', '500 batches', '15 min'; None saves only at the end.
+            save_last: Number of newest checkpoints to keep, at least 1.
+            save_on_exception: Save a checkpoint when the run fails with an error; resuming from it is not exact.
+            save_top_k: Number of best checkpoints, by the monitored metric, to keep; -1 keeps all.
+            save_weights_only: Save only the module's weights.
+            seed: Seed of all random number generators, from 0 to 2**32 - 1; None does not seed.
+            skip_together: With several processes, skip a batch on all of them if one has no loss for it; False raises an error.
+            split_on_oom: Split batches into pieces when memory runs out, instead of failing.
             spmd: the plugins of this kind, by name or as objects; False for none.
             strategy: How several devices train together: the name of a strategy; 'auto' is ddp where a launcher has started several processes or devices is above 1; False is each process by itself.
-            swa_anneal: The way it takes.
-            swa_anneal_epochs: Epochs that the rate takes to get there; 0 is at once.
-            swa_lr: Learning rate to go to while averaging; None leaves it alone.
+            swa_anneal: How the rate is annealed: 'cos' or 'linear'.
+            swa_anneal_epochs: Number of epochs over which the rate is annealed to the target; 0 is at once.
+            swa_lr: Target learning rate while averaging; None leaves it unchanged.
             swa_start: Epoch from which weights are averaged, counted from 0; or a fraction of the training (0.75).
-            swa_update_bn: Compute the statistics of batch normalization anew at the end.
-            tbptt_accumulate: Accumulate the gradient over a batch's pieces and step once, not after each piece.
+            swa_update_bn: Recompute the statistics of batch normalization at the end.
+            tbptt_accumulate: Accumulate the gradient over the pieces of a batch and step once, instead of after each piece.
             tbptt_time_dim: The time dimension of all tensors of a batch; or of each by its path, {'inputs.text': 1, 'label': None}, None for what is in every piece, 1 for what is not named.
-            tensorboard_flush_seconds: Seconds after which what was written is on disk.
-            terminate_on_nan: Whether a loss, gradient or parameter that is NaN or infinite is an error.
-            terminate_on_nan_checks: What is checked: any of 'loss', 'grad' and 'param'.
-            throughput_window: Batches to take the mean over.
-            toggle_optimizers: With several optimizers, gradients are computed only for the parameters of the one that a piece is for.
-            tpu_cores: Old: how many TPU cores, or which one in a list; 0 is off.
-            trace: True, or the path of the file of the trace; False is off.
+            tensorboard_flush_seconds: Maximum seconds until a row is flushed to disk.
+            terminate_on_nan: Raise an error if a loss, gradient or parameter is NaN or infinite.
+            terminate_on_nan_checks: What to check: any of 'loss', 'grad' and 'param'.
+            throughput_window: Number of batches to average over.
+            toggle_optimizers: With several optimizers, compute gradients only for the parameters of the current optimizer.
+            tpu_cores: Deprecated: number of TPU cores, or a list with the index of one; 0 is off.
+            trace: Trace the fit: True, or the path of the trace file; False is off.
             track_grad_norm: The p of the norm, any number above 0 or 'inf'; -1 is off.
-            train_dataloaders: What fit trains on; as good as its second argument.
-            truncated_bptt_steps: Cut batches of sequences into pieces of so many time steps; None is off.
-            use_distributed_sampler: With several processes, let each read its own part of the data; False where samplers see to it themselves.
+            train_dataloaders: Training data; the same as the second argument of fit.
+            truncated_bptt_steps: Split batches of sequences into pieces of this many time steps; None is off.
+            use_distributed_sampler: With several processes, let each read its own part of the data; set False if your samplers do this already.
             val_check_interval: Validate every so many batches of an epoch (int) or each such fraction of it (float, 1.0 is at its end); or in any other rhythm: '500 steps', '10 min', a timedelta.
-            val_dataloaders: What fit validates on; as good as its third argument.
+            val_dataloaders: Validation data; the same as the third argument of fit.
             validation: the plugins of this kind, by name or as objects; False for none.
             weights_save_path: Gone; the error says what to write.
-            weights_summary: How deep to go: 'top' is 1, 'full' to the end; None and 0 print nothing.
-            xla_shapes: Warn when so many batches, after the first steps, had shapes that had to be compiled for.
+            weights_summary: Depth of the summary: 'top' is 1, 'full' is everything; None and 0 print nothing.
+            xla_shapes: Warn after this many batches, beyond the first steps, had new shapes that XLA had to compile for.
             xla_spmd_shard_parameters: Keep of each parameter (and of what its optimizer remembers) only a part on each device, where its first dimension can be divided.
             options: options of plugins of other distributions.
         """

@@ -1,4 +1,4 @@
-"""Warn at the line of the user's that a warning is about, however deep in the library it is found."""
+"""Warnings that point at the user's line of code, however deep in the library they are raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_THE_USERS = {"lightloop", "pluggy", "torch", *sys.stdlib_module_names}
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the line of the user's code that led here: in a step of the user's that line, else the call of ``fit``.
+    """Warn at the line of the user's code that led here: the line in a user's step, else the call of ``fit``.
 
     It is the innermost line outside of Lightloop, the module that calls this, torch and the standard library. From a
     thread of the library's own, it is the line at which the program itself is.

@@ -32,19 +32,19 @@ class World:
         return self.rank == 0
 
     def reduce(self, value: Tensor, op: Reduction = "sum") -> Tensor:
-        """``value`` combined over all ranks, element by element, on its own device; the argument is left alone."""
+        """Return ``value`` reduced over all ranks, element by element, on its own device; the argument is unchanged."""
         return value
 
     def agree(self, *reasons: str | None) -> tuple[str | None, ...]:
-        """For each of ``reasons`` the first that any rank gives, in the order of ranks; None where none does."""
+        """Return, for each of ``reasons``, the first one that is not None in the order of ranks; else None."""
         return reasons
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """The ``value`` that rank ``source`` has; it must be picklable."""
+        """Return the ``value`` of rank ``source``; it must be picklable."""
         return value
 
     def gather(self, value: T) -> list[T]:
-        """The ``value`` of each rank, in the order of ranks."""
+        """Return the ``value`` of each rank, in the order of ranks."""
         return [value]
 
     def barrier(self, within: float | None = None) -> None:

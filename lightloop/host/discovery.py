@@ -1,4 +1,4 @@
-"""Find the installed plugins, without letting a broken one stop the others."""
+"""Discover the installed plugins; a broken one does not affect the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUP = "lightloop.plugins"
 
 
 def discover(entries: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, Found]:
-    """The plugins of all installed distributions by name, in the order of their names.
+    """Return the plugins of all installed distributions by name, sorted by name.
 
     ``LIGHTLOOP_WITHOUT=a,b`` leaves plugins out before anything of theirs is imported, ``LIGHTLOOP_DISCOVER=0`` all that
     are not Lightloop's own. One that cannot be imported is warned of; with ``LIGHTLOOP_STRICT=1`` it is an error.
@@ -146,7 +146,7 @@ def _add_local(found: dict[str, Found], local: Iterable[Found], without: set[str
 
 @contextmanager
 def _collector_at_rest(entries: Sequence[EntryPoint]) -> Iterator[None]:
-    """Before the first import, spare the garbage collector all that is there already.
+    """Freeze existing objects before plugins are imported, so that the garbage collector does not scan them.
 
     So many imports bring about a collection that would look through all of torch, which takes longer than they do.
     """

@@ -1,4 +1,4 @@
-"""Call hooks fast: pluggy says who is called and in what order, a function compiled from that does the calling."""
+"""Call hooks fast: pluggy decides which plugins are called in which order, and a compiled function calls them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Watch = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
 
 
 class Relay:
-    """Has a function for each hook, under the hook's name, compiled from the implementations that are registered.
+    """A callable for each hook, under the hook's name, compiled from its registered implementations.
 
     A hook that answers (``firstresult``) gives the first answer; one that tells (its specification returns None) gives
     None; any other gives the list of what was returned. An exception leaves as the same object, with a note that says
@@ -217,7 +217,7 @@ class Relay:
         return check_for(name, impl, wanted, partial(self._disable, impl.plugin, name))
 
     def _function(self, name: str, impl: Any) -> Callable[..., Any]:
-        """What is called for ``impl``: its function, in which failures are caught and calls are watched if that is asked for."""
+        """Return the function to call for ``impl``, guarded and traced if requested."""
         function, watch = self._guarded(name, impl), self._watch_wrapper if impl.wrapper else self._watch
         return watch(name, impl.plugin_name, function) if watch else function
 

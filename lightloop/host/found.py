@@ -1,4 +1,4 @@
-"""What is known of an installed plugin, whether it can be used or not."""
+"""Information on an installed plugin, usable or not."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OWN_DISTRIBUTION = "lightloop"
 
 
 class PluginError(Exception):
-    """A plugin is missing, broken, or at odds with another."""
+    """A plugin is missing, broken, or in conflict with another."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """An installed plugin: its class, or what keeps it out."""
+    """An installed plugin: its class, or the error that prevents its use."""
 
     name: str
     value: str
@@ -51,7 +51,7 @@ def hint(name: str, found: Iterable[Found]) -> str:
 
 
 def unsuited(plugin: type[Plugin]) -> str | None:
-    """Why a plugin does not work with this Lightloop, as the end of a sentence; None if it does."""
+    """Return why a plugin does not work with this version of Lightloop, as the end of a sentence; None if it does."""
     if plugin.works_with is None:
         return None
     from packaging.specifiers import InvalidSpecifier, SpecifierSet

@@ -1,4 +1,4 @@
-"""The options of one plugin: its fields that are declared with :func:`option`."""
+"""The options of a plugin: the fields declared with :func:`option`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTION = "lightloop.option"
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What is known of a plugin's option beside its type; made by :func:`option`."""
+    """The metadata of a plugin's option, created by :func:`option`."""
 
     help: str
     flag: str | None = None
@@ -27,7 +27,7 @@ class Option:
     neutral: bool = False
 
     def turns_on(self, value: object, default: object) -> bool:
-        """Whether giving ``value`` asks for the plugin: it differs from the default, or the switch is on."""
+        """Whether ``value`` enables the plugin: it differs from the default, or the option is a switch and on."""
         if self.switch:
             return bool(value)
         if not self.enables or value is None or value is False:
@@ -47,7 +47,7 @@ def option(
     aliases: Iterable[str] | Mapping[str, Callable[[Any], Any]] = (),
     neutral: bool = False,
 ) -> Any:
-    """Declare a field of a :class:`Plugin` that is a constructor argument, a Trainer keyword and a command-line flag.
+    """Declare an option of a :class:`Plugin`: a constructor argument, a Trainer keyword and a command-line flag.
 
     Args:
         default: the value where none is given; it must be immutable. A list or mapping comes from a ``default_factory``.
@@ -78,7 +78,7 @@ def option(
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The value of an option where none is given."""
+    """Return the default value of an option."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -87,24 +87,24 @@ def _same(value: Any) -> Any:
 
 
 def options_of(cls: type[Plugin]) -> dict[str, dataclasses.Field[Any]]:
-    """The options of a plugin class by the keyword that sets them on the Trainer."""
+    """Return the options of a plugin class by their Trainer keywords."""
     fields = (field for field in dataclasses.fields(cls) if OPTION in field.metadata)  # type: ignore[arg-type]
     return {keyword(cls, field): field for field in fields}
 
 
 def keyword(cls: type[Plugin], field: dataclasses.Field[Any]) -> str:
-    """The Trainer keyword of one option: its flag, or ``<plugin>_<field>``."""
+    """Return the Trainer keyword of an option: its flag, or ``<plugin>_<field>``."""
     return field.metadata[OPTION].flag or f"{cls.name}_{field.name}".replace("-", "_")
 
 
 def describe(cls: type[Plugin], name: str) -> str:
-    """How an error names an option: ``gradient_clip_val (clip.max_norm)``."""
+    """Return the name of an option for errors: ``gradient_clip_val (clip.max_norm)``."""
     field = next(field for field in dataclasses.fields(cls) if field.name == name)  # type: ignore[arg-type]
     return f"{keyword(cls, field)} ({cls.name}.{name})"
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether ``value`` is of type ``hint`` as far as that can be told cheaply: a bool is no number, an int is a float."""
+    """Whether ``value`` matches type ``hint``, by a cheap check: a bool is no number, an int is a float."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, part) for part in typing.get_args(hint))
@@ -137,5 +137,5 @@ def _read_hints(cls: type) -> dict[str, Any]:
 
 
 def type_name(field: dataclasses.Field[Any]) -> str:
-    """The type of an option, as people read it."""
+    """Return the type of an option as text."""
     return field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))

@@ -1,4 +1,4 @@
-"""Put plugins in the order that their declarations ask for: the same on every machine, whatever came first."""
+"""Sort plugins by their declarations: the order is the same on every machine, whatever the input order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reason(NamedTuple):
 
 
 class OrderError(Exception):
-    """The declared places contradict one another."""
+    """The declared order of plugins is contradictory."""
 
 
 class Order(Generic[P]):

@@ -1,4 +1,4 @@
-"""What a feature is: a plugin with options, a declared place among the others, and hooks."""
+"""The base class of plugins: a plugin has options, a declared place among the others, and hooks."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ Ranks = Literal["all", "main"]
 # Not field_specifiers=(option,): of a specifier, type checkers see no default that is positional.
 @dataclass_transform(eq_default=False)
 class Plugin(Implementations):
-    """The base of every feature. A subclass becomes a dataclass of its options, equal to itself alone.
+    """The base class of all plugins. A subclass becomes a dataclass of its options, compared by identity.
 
     Write hooks as methods marked with :data:`lightloop.hookimpl`; see :class:`lightloop.Hooks` for all of them. Set
     what the plugin remembers of a run in :meth:`reset`, so that each run starts clean.
     """
 
     name: ClassVar[str]
-    """What users and other plugins call it."""
+    """The name by which users and other plugins refer to it."""
     before: ClassVar[tuple[str, ...]] = ()
     """Names, groups or tags of plugins that this one runs before; of one that is not live, before what that one is before."""
     after: ClassVar[tuple[str, ...]] = ()
     """Names, groups or tags of plugins that this one runs after; of one that is not live, after what that one is after."""
     requires: ClassVar[tuple[str, ...]] = ()
-    """Names, groups or tags without which this one cannot be live."""
+    """Names, groups or tags that must be live for this plugin to be live."""
     conflicts: ClassVar[tuple[str, ...]] = ()
-    """Names, groups or tags with which this one cannot be live."""
+    """Names, groups or tags that must not be live together with this plugin."""
     group: ClassVar[str | None] = None
     """At most one plugin of a group is live; a default one gives way to one that is asked for."""
     tags: ClassVar[tuple[str, ...]] = ()
-    """Further names by which others may mean it: its kind, such as "logger", and its roles, of ``lightloop.ROLES``."""
+    """Further names by which others may refer to it: its kind, such as "logger", and roles (``lightloop.ROLES``)."""
     displaces: ClassVar[tuple[str, ...]] = ()
-    """Names, groups or tags that are left out while this one is live."""
+    """Names, groups or tags that this plugin replaces: they are left out while it is live."""
     default: ClassVar[bool] = False
-    """Whether it is live without being asked for, where what it requires is live too."""
+    """Whether it is live by default, provided that the plugins that it requires are live."""
     offers: ClassVar[Mapping[str, str]] = {}
     """Attributes that the Trainer has while this plugin is live, each with the attribute of the plugin behind it."""
     hints: ClassVar[Mapping[str, str]] = {}
@@ -54,7 +54,7 @@ class Plugin(Implementations):
     arguments: ClassVar[tuple[str, ...]] = ()
     """Names that it puts into ``loop.step_arguments``. In runs without it, training_step is not given something else for them."""
     state: ClassVar[tuple[str, ...]] = ()
-    """Attributes that decide what comes next: they are saved with the run, and a resumed run has them back."""
+    """Attributes that influence the rest of the run: they are saved in checkpoints and restored on resume."""
     transient: ClassVar[tuple[str, ...]] = ()
     """Attributes that each process sets anew, such as open files, clocks, and what options or other state tell.
 
@@ -62,17 +62,17 @@ class Plugin(Implementations):
     for plugins (``lightloop check``) refuses one that is in neither, and proves that those of ``state`` suffice.
     """
     state_version: ClassVar[int] = 1
-    """The number of the form that :meth:`state_dict` has now."""
+    """The current version of the format of :meth:`state_dict`."""
     hookspecs: ClassVar[tuple[type, ...]] = ()
-    """Classes of hook specifications that this plugin brings; others may implement them."""
+    """Classes of hook specifications that this plugin adds; other plugins may implement them."""
     works_with: ClassVar[str | None] = None
-    """The versions of Lightloop that it is made for, as a specifier of PEP 440: ">=0.1,<2"; None is any."""
+    """The versions of Lightloop that it supports, as a PEP 440 specifier: ">=0.1,<2"; None is any."""
     ranks: ClassVar[Ranks | Mapping[str, Ranks]] = "all"
-    """On which ranks its hooks run, "all" or "main", or hook by hook those that do not run on all."""
+    """The ranks on which its hooks run: "all" or "main"; or a mapping with the hooks that do not run on all."""
     on_failure: ClassVar[Literal["stop", "disable"]] = "stop"
-    """What an error in one of its hooks does: stop the run, or warn and take the plugin out for the rest of it."""
+    """How an error in one of its hooks is handled: end the run, or warn and disable the plugin for the rest of it."""
     distribution: ClassVar[str | None] = None
-    """Name and version of the distribution that has brought it, such as "lightloop 0.1.0"; set where it is found."""
+    """Name and version of the distribution that provides it, such as "lightloop 0.1.0"; set on discovery."""
     disturbs: ClassVar[tuple[str, ...]] = ()
     """What comes out otherwise for it than without it: of "parameters", "gradients", "random" (where the random numbers
     are) and "modes" (train or eval); and "waiting", if it reads values of the device in each batch."""
@@ -100,41 +100,41 @@ class Plugin(Implementations):
         self.reset()
 
     def reset(self) -> None:
-        """Set what the plugin remembers of one run, so that each begins clean.
+        """Reset what the plugin remembers of a run, so that each run starts clean.
 
         It is called at construction, after :meth:`check`, and by the host before the ``setup`` of each run, whatever its
         stage; what a resumed run has back is put back later. A plugin may call it in ``teardown`` to hold nothing longer.
         """
 
     def check(self) -> None:
-        """Refuse option values that make no sense; called at construction, when the types are already right.
+        """Reject invalid option values; called at construction, after the types have been checked.
 
         Raise ValueError or TypeError; :meth:`refuse` words it.
         """
 
     def refuse(self, field: str, wanted: str) -> ValueError:
-        """The error that says which option was given what, and what it must be."""
+        """Return the error that names an option, its value, and what it must be."""
         return ValueError(f"{describe(type(self), field)} must be {wanted}; it is {getattr(self, field)!r}")
 
     @classmethod
     def called(cls) -> frozenset[str]:
-        """Every name by which another plugin may mean this one: its name, its group, its tags."""
+        """All names by which other plugins may refer to this one: its name, group and tags."""
         return frozenset((cls.name, *cls.tags, *([cls.group] if cls.group else [])))
 
     @classmethod
     def origin(cls) -> str:
-        """Where it comes from, as errors say it: its module, and the distribution that has brought it, if one has."""
+        """Where the plugin comes from, for errors: its module and, if known, its distribution."""
         distribution = vars(cls).get("distribution")  # not that of a base class: a subclass is somebody else's
         return f"{cls.__module__}, {distribution}" if distribution else cls.__module__
 
     @property
     def label(self) -> str:
-        """How errors name this plugin: its key, and where it comes from."""
+        """The plugin's name in errors: its key and its origin."""
         return f"plugin {self.key!r} ({self.origin()})"
 
     @property
     def key(self) -> str:
-        """The name under which state is kept; unlike ``name``, no two live plugins share it. Set it to choose your own."""
+        """The key of its saved state; unlike ``name``, unique among live plugins. Set it to choose your own."""
         return self._key or self.name
 
     @key.setter
@@ -143,7 +143,7 @@ class Plugin(Implementations):
 
     @classmethod
     def is_default(cls) -> bool:
-        """Whether it is live here without being asked for: :attr:`default`, or what can be told from the environment.
+        """Return whether the plugin is live by default in this environment; by default, :attr:`default`.
 
         One that is so only here is also what "auto" means for its group: ``strategy="auto"`` where its launcher has started
         the process.
@@ -151,7 +151,7 @@ class Plugin(Implementations):
         return cls.default
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart: plain containers, numbers, strings and tensors; by default all of :attr:`state`.
+        """Return the state to save: plain containers, numbers, strings and tensors; by default all of :attr:`state`.
 
         A set is saved as a list, an object with a ``state_dict`` of its own by that. Where another form is needed, write
         both methods, and name in :attr:`state` the attributes that they cover.
@@ -159,7 +159,7 @@ class Plugin(Implementations):
         return {plugin_state.key(name): plugin_state.saved(getattr(self, name)) for name in type(self).state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave, in the form of :attr:`state_version`.
+        """Restore what :meth:`state_dict` returned, in the format of :attr:`state_version`.
 
         It is called after ``before_fit``, by which every attribute of :attr:`state` must be set.
         """
@@ -168,5 +168,5 @@ class Plugin(Implementations):
 
     @classmethod
     def migrate_state(cls, state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-        """Bring a state that an older ``version`` of the plugin gave to today's form."""
+        """Convert a state that was saved in an older format, ``version``, to the current one."""
         raise ValueError(f"{cls.name}: state of version {version} cannot be read; this is version {cls.state_version}")

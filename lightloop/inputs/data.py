@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def size_of(loader: Iterable[Any]) -> int | None:
-    """How many batches ``loader`` gives, or None where it cannot tell."""
+    """Return the number of batches of ``loader``; None if it has no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):

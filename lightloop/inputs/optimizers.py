@@ -1,4 +1,4 @@
-"""Every form that a module's ``configure_optimizers`` may return, brought to one."""
+"""Normalize the return value of a module's ``configure_optimizers``, in all its documented forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMS = (
 
 @dataclass
 class Schedule:
-    """A learning-rate scheduler and when it is stepped."""
+    """A learning-rate scheduler and when to step it."""
 
     scheduler: Any
     """Any object with ``step()`` and ``state_dict()``."""
@@ -39,7 +39,7 @@ class Schedule:
 
 @dataclass
 class Setup:
-    """The optimizers of a fit, with the schedules of their learning rates."""
+    """The optimizers of a fit and their learning-rate schedulers."""
 
     optimizers: list[Optimizer] = field(default_factory=list)
     schedules: list[Schedule] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Setup:
 
 
 def read_setup(returned: Any, module: nn.Module) -> Setup:
-    """Bring what ``configure_optimizers`` returned to a :class:`Setup`.
+    """Convert the return value of ``configure_optimizers`` to a :class:`Setup`.
 
     Accepted: None; an optimizer; a list of optimizers; ``(optimizers, schedulers)``; a mapping with ``optimizer`` and
     perhaps ``lr_scheduler`` and ``frequency``; a list of such mappings. A scheduler is an object or a mapping with
@@ -71,7 +71,7 @@ def read_setup(returned: Any, module: nn.Module) -> Setup:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether ``optimizer.step`` must be given a closure, as LBFGS must."""
+    """Whether ``optimizer.step`` requires a closure, as LBFGS does."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
@@ -85,7 +85,7 @@ def takes_closure(optimizer: Optimizer) -> bool:
 
 
 def searches_line(optimizer: Optimizer) -> bool:
-    """Whether ``optimizer`` decides by losses and gradients how far it steps, and how often it evaluates them, as LBFGS does."""
+    """Whether ``optimizer`` does a line search, evaluating loss and gradient as often as it needs, as LBFGS does."""
     return isinstance(optimizer, LBFGS)
 
 

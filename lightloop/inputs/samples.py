@@ -34,7 +34,7 @@ class Evidence:
 
 
 def batch_size(batch: Any, *, collated: bool = False) -> int | None:
-    """How many samples are in ``batch``; None where that cannot be known.
+    """Return the number of samples in ``batch``; None if unknown.
 
     What declares it is believed: an attribute ``batch_size`` or ``num_graphs``; a ``PackedSequence`` has as many samples as
     sequences. Otherwise all tensors and arrays in the batch, at any depth, must agree on their first dimension. Without
@@ -55,7 +55,7 @@ def batch_size(batch: Any, *, collated: bool = False) -> int | None:
 
 
 def is_collated(loader: Any) -> bool:
-    """Whether batches of ``loader``, or of the DataLoader that it wraps, are made by torch's ``default_collate``."""
+    """Whether ``loader``, or the DataLoader that it wraps, collates batches with torch's ``default_collate``."""
     while not isinstance(loader, DataLoader) and "loader" in getattr(loader, "__dict__", ()):
         loader = loader.loader
     return isinstance(loader, DataLoader) and loader.collate_fn is default_collate
@@ -69,7 +69,7 @@ def checked(size: Any, module: str) -> int | None:
 
 
 def describe(batch: Any) -> str:
-    """What ``batch`` is made of, in a few words, for messages."""
+    """Describe the contents of ``batch`` in a few words, for messages."""
     if isinstance(batch, Mapping):
         parts = [f"{name!r}: {_brief(part)}" for name, part in batch.items()]
     elif isinstance(batch, (list, tuple)):

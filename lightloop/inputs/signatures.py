@@ -28,7 +28,7 @@ PATH = re.compile(r"loop(\.[A-Za-z_]\w*)*")
 
 
 def defined(module: object, name: str) -> Callable[..., Any] | None:
-    """The method ``name`` of ``module`` if the user really defined it; None is as good as absent."""
+    """Return the method ``name`` of ``module`` if the user defined it; a method that is None counts as undefined."""
     method: Callable[..., Any] | None = getattr(module, name, None)
     if method is None:
         return None
@@ -78,7 +78,7 @@ def bind(
 
 
 def takes(step: Step, name: str) -> bool:
-    """Whether the user's function behind ``step``, which :func:`bind` made (``loop.user_step``), is given ``name``."""
+    """Whether the user's function behind ``step``, a result of :func:`bind` (``loop.user_step``), takes ``name``."""
     return name in step.given  # type: ignore[attr-defined]
 
 

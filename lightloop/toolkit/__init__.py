@@ -1,1 +1,1 @@
-"""What plugins share, and users' own code: nothing here is the loop's, which imports none of it."""
+"""Utilities for plugins and users' code; the loop itself imports none of them."""

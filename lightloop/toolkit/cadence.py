@@ -17,7 +17,7 @@ FORMS = "a whole number of steps, text such as '10 epochs', '500 batches' or '15
 
 
 class Every:
-    """A rhythm in which a plugin acts.
+    """How often a plugin acts: every n steps, batches, epochs or seconds, by a predicate, or by a schedule.
 
     Ask :meth:`due` in ``after_batch`` (or ``after_step``) and :meth:`due_at_epoch_end` in ``after_epoch``, and act where
     the answer is True; call :meth:`start` in ``before_fit``, and keep :meth:`state_dict` with the plugin's state. Each

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override the methods whose events you want to hear of, and pass the object in ``Trainer(callbacks=[...])``.
+    """The base class of callbacks: override methods, and pass an object to ``Trainer(callbacks=[...])``.
 
     The methods stand in the order of a run. Callbacks are told in the order of the list, and before the module, whose
     methods of the same names are told too, without ``trainer`` and ``module``. A method may take fewer arguments than

@@ -1,4 +1,4 @@
-"""Go through nested containers and build them anew, each as what it was."""
+"""Map over nested containers, keeping their types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def map_leaves(
     is_leaf: Callable[[Any, str], bool] | None = None,
     path: str = "",
 ) -> Any:
-    """``tree`` with ``function(leaf, path)`` in place of each leaf; the containers are new ones of the same types.
+    """Return a copy of ``tree`` with ``function(leaf, path)`` in place of each leaf; container types are kept.
 
     Containers are mappings, lists, tuples, named tuples and dataclasses. All else is a leaf: tensors, PackedSequence,
     strings, numbers, None, and objects of other types.

@@ -1,4 +1,4 @@
-"""Loaders made of the user's: shorter, or in another order."""
+"""Wrappers around users' loaders: shorter, or in another order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightloop.inputs.data import iter_from
 
 
 class Around:
-    """The base of a loader around ``loader``: what it has not itself is the loader's."""
+    """The base class of wrappers around ``loader``; attributes that they lack are the loader's."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -51,7 +51,7 @@ class Limited(Around):
 
 
 def remade(loader: DataLoader[Any], sampler: Sampler[Any] | None = None, **changes: Any) -> DataLoader[Any]:
-    """A DataLoader like ``loader``, of the same class, in the order of ``sampler`` and with other attributes changed.
+    """Return a DataLoader like ``loader``, of the same class, with another ``sampler`` and other changed attributes.
 
     The user's own is left as it is, which torch does not let anybody change.
     """

@@ -9,7 +9,7 @@ from lightloop.toolkit.containers import map_leaves
 
 
 def take_samples(batch: Any, size: int, first: int, end: int, *, collated: bool = False) -> Any:
-    """The samples from ``first`` to before ``end`` of ``batch``, which has ``size`` of them.
+    """Return samples ``first`` to ``end`` (exclusive) of ``batch``, which has ``size`` samples.
 
     Tensors and arrays are cut along their first dimension, lists of samples by their items; what has no dimension (numbers,
     text that is one, None) goes into each part.

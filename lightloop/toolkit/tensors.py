@@ -1,4 +1,4 @@
-"""Parameters and gradients: keep them from training, and find the one in which NaN or infinity is."""
+"""Helpers for parameters and gradients: freeze them, and find NaN or infinity in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @context
 def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Keep ``parameters`` from requiring gradients; afterwards those that did do so again."""
+    """Freeze ``parameters`` inside the context; afterwards their ``requires_grad`` is as before."""
     thawed = [parameter for parameter in parameters if parameter.requires_grad]
     try:
         for parameter in thawed:

@@ -1,4 +1,4 @@
-"""The right to write in a directory, which one holder at a time has."""
+"""Exclusive write access to a directory: one writer at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LACKING = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class BusyError(OSError):
-    """Another holder has the right to write in a directory."""
+    """Another writer holds the lock of a directory."""
 
 
 class Writer:
@@ -39,7 +39,7 @@ class Writer:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], about: str = "", follow: bool = False) -> Self:
-        """Become the one that writes in the directory ``path``.
+        """Acquire write access to the directory ``path``.
 
         Args:
             path: the directory, which must be there.
@@ -81,7 +81,7 @@ class Writer:
         _describe(self._handle, about)
 
     def release(self, keep: bool = False) -> None:
-        """Give the right back; the lock's file goes too, unless it is to be kept. In a forked process, nothing happens."""
+        """Release the lock, and delete its file unless it is to be kept; does nothing in a forked process."""
         if self._handle < 0 or self._pid != os.getpid():
             return
         handle, self._handle = self._handle, -1

@@ -1,1 +1,1 @@
-"""The features of Lightloop: one plugin, one file."""
+"""The built-in plugins of Lightloop, one file or folder each."""

@@ -1,4 +1,4 @@
-"""Handle signals for the time of a run; what plugins that do so share."""
+"""Signal handling during a run, shared by several plugins."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Terminated(BaseException):
 
 
 def ending(number: int) -> BaseException:
-    """What to raise, when a run is closed, for the process to end by a signal."""
+    """Return the exception to raise after a run is closed, so that the process ends by the signal."""
     if multiprocessing.parent_process() is not None:
         return SystemExit(128 + number)  # multiprocessing knows nothing else, and its parent reads the exit status
     if getattr(sys.excepthook, "func", None) is not _unhandled:

@@ -1,4 +1,4 @@
-"""What a strategy that splits tensors among ranks and whoever saves them have to know of one another."""
+"""The interface between strategies that shard tensors over ranks and plugins that save them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the finders share: a few steps of training on the side, of which nothing is left."""
+"""Trial runs for the finders: a few training steps that leave no trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the largest batch size for which there is memory."""
+"""Find the largest batch size that fits into memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batch_size_find(
     limit: int | None = None,
     steps: int = 3,
 ) -> int:
-    """Train copies of ``module`` for a few steps with growing batches until there is no memory left.
+    """Train copies of ``module`` for a few steps with growing batches until memory runs out.
 
     Everything that shapes a step is as in ``trainer``; nothing is left of the trials, as with ``lr_find``.
 
@@ -153,7 +153,7 @@ class BatchSizeFind(Plugin):
 
     mode: str | bool | None = option(
         None,
-        "Look for the largest batch size first: 'power', 'binary', or True for 'power'.",
+        "Find the largest batch size before training: 'power', 'binary', or True for 'power'.",
         flag="auto_scale_batch_size",
     )
     attribute: str = option("batch_size", "The module's attribute that holds the batch size.", enables=False)

@@ -11,7 +11,7 @@ from lightloop import Loop, Plugin, clip_norm_, hookimpl, option, parameters_of,
 
 
 class Clip(Plugin):
-    """Keep the gradients of the stepping optimizer small; those of other optimizers are left alone.
+    """Clip the gradients of the stepping optimizer; those of other optimizers are unchanged.
 
     * ``norm``: all are scaled down together until their total 2-norm is at most ``limit`` (Pascanu et al. 2013). The
       norm is the one that ``loop.grad_norm(2.0)`` tells everybody; it is logged as ``grad_norm``, and what is left of
@@ -33,19 +33,22 @@ class Clip(Plugin):
 
     limit: float | None = option(
         None,
-        "Largest total norm, absolute value, or ratio of norms that gradients may have; None and 0 are off.",
+        "Maximum total norm, absolute value, or ratio of norms of the gradients; None and 0 are off.",
         flag="gradient_clip_val",
         switch=True,
         aliases=("gradient_clip",),
     )
     algorithm: Literal["norm", "value", "adaptive"] = option(
         "norm",
-        "What is limited: the total norm, each value, or each unit's norm relative to that of its weights.",
+        "What to clip: the total norm, each value, or each unit's norm relative to that of its weights.",
         flag="gradient_clip_algorithm",
         enables=False,
     )
     eps: float = option(
-        1e-3, "Adaptive: the least norm that a unit's weights count as.", flag="gradient_clip_eps", enables=False
+        1e-3,
+        "Adaptive clipping: lower bound for the norm of a unit's weights.",
+        flag="gradient_clip_eps",
+        enables=False,
     )
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ LOGS = ("log", "log_dict")
 
 
 class Compile(Plugin):
-    """Put each step that the module defines through :func:`torch.compile` while a run lasts.
+    """Compile each step that the module defines with :func:`torch.compile` during a run.
 
     Logging stays outside: it breaks a step into several graphs. Nothing is passed over: where something cannot be
     compiled, the error is torch's own. Numbers may differ from an uncompiled run's by rounding.
@@ -26,14 +26,18 @@ class Compile(Plugin):
     on: bool = option(False, "Compile the module's steps with torch.compile.", flag="compile", switch=True)
     mode: str | None = option(
         None,
-        "Of torch.compile: 'default', 'reduce-overhead', 'max-autotune' …; None leaves it to torch.",
+        "Mode of torch.compile: 'default', 'reduce-overhead', 'max-autotune' …; None is torch's default.",
         enables=False,
     )
     dynamic: bool | None = option(
-        None, "Whether shapes may change without compiling anew; None finds out.", enables=False
+        None,
+        "Compile for dynamic shapes, so that new shapes need no recompilation; None detects whether shapes change.",
+        enables=False,
     )
-    backend: str = option("inductor", "What torch.compile compiles with.", enables=False)
-    fullgraph: bool = option(False, "Refuse a step that is not one graph; such a step cannot log.", enables=False)
+    backend: str = option("inductor", "Backend of torch.compile.", enables=False)
+    fullgraph: bool = option(
+        False, "Raise an error unless each step compiles to a single graph; such steps cannot log.", enables=False
+    )
 
     def check(self) -> None:
         if self.mode is not None and self.mode not in (modes := torch._inductor.list_mode_options()):

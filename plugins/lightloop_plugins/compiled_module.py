@@ -1,4 +1,4 @@
-"""Train what ``torch.compile(module)`` has made of a module."""
+"""Train modules that were compiled with ``torch.compile(module)``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightloop import Loop, Plugin, hookimpl
 
 
 class CompiledModule(Plugin):
-    """Train ``torch.compile(module)`` as what ``module.compile()`` makes: the steps are the module's, its calls compiled.
+    """Train ``torch.compile(module)`` like ``module.compile()``: its steps are the module's, its calls are compiled.
 
     Taken as it is, the wrapper would hand on the module's own steps, in which nothing is compiled; and the names of its
     parameters, which checkpoints keep, would not be the module's.

@@ -1,4 +1,4 @@
-"""Keep what outlives a batch out of the memory that the CUDA graphs of torch.compile write over."""
+"""Keep values that outlive a batch out of memory that the CUDA graphs of torch.compile overwrite."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CudaGraphs(Plugin):
 
     guard: bool | None = option(
         None,
-        "Whether to copy what a step gives out of the memory of CUDA graphs; None finds out whether there are any.",
+        "Copy what a step returns out of the memory of CUDA graphs; None does so if any are in use.",
         enables=False,
     )
 

@@ -1,4 +1,4 @@
-"""Let autograd find the operation whose backward gave NaN."""
+"""Let autograd find the operation whose backward produced NaN."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DetectAnomaly(Plugin):
     transient = ("_before",)
 
     on: bool = option(
-        False, "Whether autograd checks each backward operation for NaN; slow.", flag="detect_anomaly", switch=True
+        False, "Let autograd check each backward operation for NaN; slow.", flag="detect_anomaly", switch=True
     )
 
     def check(self) -> None:

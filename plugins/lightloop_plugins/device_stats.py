@@ -1,4 +1,4 @@
-"""Log how much memory is used."""
+"""Log memory usage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeviceStats(Plugin):
 
     when: int | float | str | Every | None = option(
         None,
-        "Steps between two looks, or any other rhythm; None is off. Looks go into the rows of log_every_n_steps.",
+        "Steps between two measurements, or any other rhythm; None is off. They go into the rows of log_every_n_steps.",
         flag="log_device_stats",
         aliases={"log_gpu_memory": _when},
         neutral=True,

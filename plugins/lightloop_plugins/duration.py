@@ -1,4 +1,4 @@
-"""How long to train: between so many and so many epochs or steps."""
+"""Set the minimum and maximum number of epochs and steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightloop import Loop, Plugin, hookimpl, option
 
 
 class Duration(Plugin):
-    """Bound training by epochs and by applied optimizer steps; a maximum wins over a minimum.
+    """Limit training by epochs and by applied optimizer steps; a maximum takes precedence over a minimum.
 
     With minimums alone, training ends with the epoch in which they are met, unless another plugin (``max_time``) decides how
     long it goes on. ``-1`` as a maximum is no bound.
@@ -20,14 +20,17 @@ class Duration(Plugin):
     before = ("checkpoint", "time_limit")
 
     max_epochs: int | None = option(
-        None, "Train at most so many epochs; -1 is no bound.", flag="max_epochs", aliases=("max_nb_epochs",)
+        None, "Maximum number of epochs; -1 is unlimited.", flag="max_epochs", aliases=("max_nb_epochs",)
     )
     min_epochs: int | None = option(
-        None, "Let no request stop training before so many epochs.", flag="min_epochs", aliases=("min_nb_epochs",)
+        None,
+        "Minimum number of epochs; requests to stop wait until then.",
+        flag="min_epochs",
+        aliases=("min_nb_epochs",),
     )
-    max_steps: int | None = option(None, "Train at most so many optimizer steps; -1 is no bound.", flag="max_steps")
+    max_steps: int | None = option(None, "Maximum number of optimizer steps; -1 is unlimited.", flag="max_steps")
     min_steps: int | None = option(
-        None, "Let no request stop training before so many optimizer steps.", flag="min_steps"
+        None, "Minimum number of optimizer steps; requests to stop wait until then.", flag="min_steps"
     )
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ log = logging.getLogger("lightloop")
 
 
 class EarlyStopping(Plugin):
-    """Ask for the end of training after ``patience`` checks in a row without an improvement of ``monitor``.
+    """Stop training after ``patience`` checks in a row without an improvement of ``monitor``.
 
     A check is made after each validation pass, or at the end of a training epoch in which none was made, if the metric has
     a new value: of a metric logged with ``on_epoch``, the epoch's. The first one sets the best score, which moves only with an improvement: a change by more than
@@ -34,18 +34,20 @@ class EarlyStopping(Plugin):
     state_version = 2
 
     monitor: str = option("val_loss", "The metric to watch.", enables=False)
-    min_delta: float = option(0.0, "Changes up to this size are no improvement.", enables=False)
-    patience: int = option(3, "End after so many checks in a row without an improvement.", enables=False)
-    verbose: bool = option(False, "Tell of each improvement through logging.", enables=False, neutral=True)
+    min_delta: float = option(0.0, "Only a change larger than this counts as an improvement.", enables=False)
+    patience: int = option(
+        3, "Number of checks in a row without improvement after which training stops.", enables=False
+    )
+    verbose: bool = option(False, "Report each improvement through Python's logging.", enables=False, neutral=True)
     mode: Literal["min", "max", "auto"] = option(
         "min", "What is better: less, more; auto is more where the metric's name has 'acc' in it.", enables=False
     )
-    strict: bool = option(True, "Whether a metric that is missing when it is due is an error.", enables=False)
-    check_finite: bool = option(True, "End at once when the metric is NaN or infinite.", enables=False)
-    stopping_threshold: float | None = option(None, "End at once when the metric is better than this.", enables=False)
-    divergence_threshold: float | None = option(None, "End at once when the metric is worse than this.", enables=False)
+    strict: bool = option(True, "Raise an error if the metric is missing when it is checked.", enables=False)
+    check_finite: bool = option(True, "Stop at once if the metric is NaN or infinite.", enables=False)
+    stopping_threshold: float | None = option(None, "Stop at once if the metric is better than this.", enables=False)
+    divergence_threshold: float | None = option(None, "Stop at once if the metric is worse than this.", enables=False)
     check_on_train_epoch_end: bool | None = option(
-        None, "True checks at the end of training epochs only, False after validation only.", enables=False
+        None, "True checks only at the end of training epochs, False only after validation.", enables=False
     )
     callback: bool | EarlyStopping | None = option(
         None,

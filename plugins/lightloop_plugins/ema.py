@@ -31,15 +31,17 @@ class EMA(Plugin):
         None, "How much of the average an update keeps, from 0 to below 1; None, where the plugin is listed, is 0.999."
     )
     every: int = option(1, "Steps between two updates.", enables=False)
-    warmup: bool = option(False, "Begin with a smaller decay that grows with the updates.", enables=False)
+    warmup: bool = option(False, "Start with a smaller decay that grows with the number of updates.", enables=False)
     buffers: bool = option(
-        False, "Average floating-point buffers too (running statistics), which else stay the module's.", enables=False
+        False,
+        "Average floating-point buffers (running statistics) too; otherwise the module's are used.",
+        enables=False,
     )
     device: str | None = option(
         None, "Where the average is kept ('cpu' costs a copy per update); None is beside the weights.", enables=False
     )
-    validate: bool = option(False, "Validate with the average.", enables=False)
-    keep: bool = option(False, "Leave the average in the module when training has ended.", enables=False)
+    validate: bool = option(False, "Validate with the averaged weights.", enables=False)
+    keep: bool = option(False, "Leave the averaged weights in the module after training.", enables=False)
 
     def check(self) -> None:
         if self.decay is not None and not 0 <= self.decay < 1:
@@ -133,7 +135,7 @@ class EMA(Plugin):
 
 
 def averaged_tensors(module: nn.Module, buffers: bool) -> dict[str, Tensor]:
-    """What is averaged, by name: the parameters, and with ``buffers`` those of floating point."""
+    """Return the tensors to average, by name: the parameters and, with ``buffers``, floating-point buffers."""
     found: dict[str, Tensor] = dict(module.named_parameters())
     if buffers:
         found |= {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}

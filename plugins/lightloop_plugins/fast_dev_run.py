@@ -1,4 +1,4 @@
-"""Run every part of a training script once, on a few batches, to find its errors within seconds."""
+"""Run every part of a training script on a few batches, to find its errors within seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class FastDevRun(Plugin):
     transient = ("count",)
 
     batches: bool | int = option(
-        False, "Run so many batches of everything and write nothing; True is one.", flag="fast_dev_run", switch=True
+        False,
+        "Run only this many batches of every stage and write no files; True is one.",
+        flag="fast_dev_run",
+        switch=True,
     )
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ log = logging.getLogger("lightloop")
 
 
 class Fused(Plugin):
-    """Let torch's own optimizers use their fused kernels (``fused=True``), where the user has not chosen how they work.
+    """Use the fused kernels (``fused=True``) of torch's optimizers, unless the user has chosen an implementation.
 
     These are Adagrad, Adam, AdamW and SGD, as far as torch has a kernel for the device. One that was given ``fused``,
     ``foreach`` or ``differentiable`` stays as it is, and so does every other. A fused step may round differently in the last
@@ -26,7 +26,10 @@ class Fused(Plugin):
     name = "fused"
 
     on: bool = option(
-        False, "Whether optimizers for which nothing else was chosen are fused.", flag="fused_optimizer", switch=True
+        False,
+        "Use fused kernels in torch's optimizers, unless you have chosen an implementation.",
+        flag="fused_optimizer",
+        switch=True,
     )
 
     @hookimpl(wrapper=True)

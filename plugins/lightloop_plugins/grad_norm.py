@@ -28,11 +28,11 @@ class GradNorm(Plugin):
     norm_type: float | str = option(
         -1, "The p of the norm, any number above 0 or 'inf'; -1 is off.", flag="track_grad_norm"
     )
-    per_parameter: bool = option(True, "Whether to log each parameter's norm beside the total.", enables=False)
-    clipped: bool = option(False, "Whether to measure again, at a second pass, after clipping.", enables=False)
+    per_parameter: bool = option(True, "Log each parameter's norm in addition to the total.", enables=False)
+    clipped: bool = option(False, "Measure again after clipping, in a second pass.", enables=False)
     metric: str = option(
         "grad_{p}_norm_{name}",
-        "How a metric is called; the total's name is 'total'.",
+        "Format of the metrics' names; for the total, the parameter's name is 'total'.",
         flag="grad_norm_key",
         enables=False,
     )

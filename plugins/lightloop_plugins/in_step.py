@@ -1,4 +1,4 @@
-"""Keep several processes in step: where one has no data or no loss, all do without, or the run ends with an error."""
+"""Keep ranks in lockstep: if one has no data or no loss, all skip it, or the run ends with an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 120.0
 
 
 class InStep(Plugin):
-    """See to it that every rank makes the same steps.
+    """Ensure that all ranks take the same steps.
 
     Data: ranks train on as many batches as the one that has the fewest; a warning says which one that is. Where lengths are
     not known, they ask one another before each batch. Where data ends before its length says, it must on all ranks. Batches that are cut into pieces must be cut into as many. A batch that is passed over, or a loss that is None, on one rank
@@ -33,7 +33,7 @@ class InStep(Plugin):
 
     together: bool = option(
         False,
-        "With several processes, pass over a batch on all of them where one has no loss for it; False is an error.",
+        "With several processes, skip a batch on all of them if one has no loss for it; False raises an error.",
         flag="skip_together",
     )
 

@@ -1,4 +1,4 @@
-"""Let Ctrl-C end a fit in good order: at the end of the batch, with everything saved and closed."""
+"""Let Ctrl-C end a fit gracefully: at the end of the batch, with everything saved and closed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REASON = "Ctrl-C"
 
 
 class Interrupt(Plugin):
-    """End the fit after the batch when SIGINT comes, with status "interrupted"; the second one raises at once.
+    """End the fit after the current batch on SIGINT, with status "interrupted"; a second SIGINT raises at once.
 
     A pass of validation that is on is finished first, so that a resumed run has what an undisturbed one would have.
 
@@ -29,7 +29,7 @@ class Interrupt(Plugin):
 
     reraise: bool = option(
         False,
-        "Raise KeyboardInterrupt when everything has been closed, instead of returning a result.",
+        "Raise KeyboardInterrupt after everything is closed, instead of returning a result.",
         flag="on_interrupt_raise",
         enables=False,
     )

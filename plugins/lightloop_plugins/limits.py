@@ -1,4 +1,4 @@
-"""Read only so many batches of the training, validation, test and prediction data."""
+"""Limit the number of training, validation, test and prediction batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELP = "Read so many batches of each {} loader (int) or such a fraction of them 
 
 
 class Limits(Plugin):
-    """Read at most so many batches; never one more is fetched, and the last of them is the last of the epoch.
+    """Limit the batches per loader; no further batch is fetched, and the last one read is the last of the epoch.
 
     Nothing is run at all where the limit is 0: neither the stage nor its hooks, nor a sanity pass.
     """

@@ -1,4 +1,4 @@
-"""Hand what was logged to the loggers: a row every so many steps, one per epoch, one per evaluation."""
+"""Pass logged metrics to the loggers: a row every n steps, one per epoch, and one per evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MORE = ("name", "folded", "even")
 
 
 class LogEvery(Plugin):
-    """Write rows: of the first step, of every n-th, and of the last; the means of each epoch; each evaluation's result.
+    """Write a row at the first step, every n-th and the last; the means of each epoch; the results of each evaluation.
 
     Steps are applied optimizer steps, counted over the whole run. The row of a step has, for each metric, the mean over
     the batches of its window, and all of them are fetched from the device together; between two rows nothing is.
@@ -29,7 +29,7 @@ class LogEvery(Plugin):
 
     when: int | float | str | Every | None = option(
         50,
-        "Steps between two rows, or any other rhythm ('10 s', '1 epoch'); None and 0 write no rows of steps.",
+        "Steps between two rows, or any other rhythm ('10 s', '1 epoch'); None and 0 log no steps.",
         flag="log_every_n_steps",
         aliases=("row_log_interval", "add_row_log_interval"),
         neutral=True,

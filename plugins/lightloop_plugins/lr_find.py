@@ -67,7 +67,7 @@ def lr_find(
     mode: Literal["exponential", "linear"] = "exponential",
     diverged: float | None = 4.0,
 ) -> LRFound:
-    """Train a copy of ``module`` with a rate that grows from step to step, and look at the loss (Smith 2017).
+    """Run a learning-rate range test (Smith 2017): train a copy of ``module`` with a growing rate and record the loss.
 
     Everything that shapes a step is as in ``trainer``: device, precision, accumulation, clipping. Nothing is left of the
     test: not in the module, its optimizers, the trainer and its plugins, the random numbers, nor the order of the data.
@@ -159,7 +159,7 @@ class LRFind(Plugin):
 
     attribute: str | bool | None = option(
         None,
-        "Attribute of the module to set to a learning rate that is looked for first; True is 'lr'.",
+        "Find a learning rate before training, and set this attribute of the module to it; True is 'lr'.",
         flag="auto_lr_find",
     )
 

@@ -11,7 +11,7 @@ from lightloop import Loop, Plugin, hookimpl, option
 
 
 class LrMonitor(Plugin):
-    """Log the learning rate that each step is made with, or each epoch begins with.
+    """Log the learning rate of each step, or that at the start of each epoch.
 
     One optimizer with one parameter group logs ``lr``; several optimizers ``lr/0``, ``lr/1``; several groups the group's
     ``name`` or number after it: ``lr/0/1``, or ``lr/1`` where there is one optimizer. Groups of one name have both.
@@ -21,7 +21,9 @@ class LrMonitor(Plugin):
     tags = ("watches",)
     before = ("log_every",)
 
-    per: Literal["step", "epoch"] | None = option(None, "Log them for each step or for each epoch.", flag="log_lr")
+    per: Literal["step", "epoch"] | None = option(
+        None, "Log the learning rates at each step or each epoch.", flag="log_lr"
+    )
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:

@@ -1,4 +1,4 @@
-"""Advance the schedules of the learning rates: by steps, epochs or batches, and by a metric."""
+"""Step the learning-rate schedulers: per step, epoch or batch, and by a metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightloop import Loop, Plugin, Schedule, context, defined, hookimpl, warn
 
 
 class LRSchedule(Plugin):
-    """Step each scheduler that ``configure_optimizers`` returned, as its interval and frequency say.
+    """Step each scheduler that ``configure_optimizers`` returned, at its interval and frequency.
 
     * ``step``: after every ``frequency``-th applied step of its own optimizer, counted over the whole run; a step that
       was skipped counts for nothing.

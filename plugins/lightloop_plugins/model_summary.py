@@ -1,4 +1,4 @@
-"""Print what the module consists of before it is trained."""
+"""Print a summary of the module before training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelSummary(Plugin):
 
     depth: Literal["top", "full"] | int | None = option(
         "top",
-        "How deep to go: 'top' is 1, 'full' to the end; None and 0 print nothing.",
+        "Depth of the summary: 'top' is 1, 'full' is everything; None and 0 print nothing.",
         flag="weights_summary",
         switch=True,
         aliases=("max_depth",),

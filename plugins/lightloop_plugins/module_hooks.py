@@ -1,4 +1,4 @@
-"""Let the module do parts of the training loop itself, by the methods that the field knows."""
+"""Let the module override parts of the training loop with the usual methods, such as ``optimizer_step``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 class ModuleHooks(Plugin):
-    """Call what the module overrides, in the place of the loop's own way; other modules do not meet this plugin.
+    """Call the methods that the module overrides instead of the loop's defaults; inactive for other modules.
 
     * ``training_step_end(output)``, ``validation_step_end``, ``test_step_end``: what they return is the step's output.
     * ``backward(loss)``: the loss is weighted for its window, and scaled where precision asks for it.

@@ -1,4 +1,4 @@
-"""Decide what becomes of training when a loss, gradient or parameter is NaN or infinite."""
+"""Handle losses, gradients and parameters that are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -43,15 +43,13 @@ class Nonfinite(Plugin):
     state_version = 2
 
     action: Literal["warn", "skip_step", "drop_batch", "rewind", "stop"] | None = option(
-        None, "What to do about a value that is NaN or infinite; None is nothing.", flag="nonfinite"
+        None, "What to do if a value is NaN or infinite; None is off.", flag="nonfinite"
     )
-    watch: Sequence[str] = option(
-        ("loss", "grad"), "What is watched: any of 'loss', 'grad' and 'param'.", enables=False
-    )
+    watch: Sequence[str] = option(("loss", "grad"), "What to check: any of 'loss', 'grad' and 'param'.", enables=False)
     limit: int | None = option(
-        None, "Ask training to stop at so many events with no clean step between them.", enables=False
+        None, "Stop training after this many events with no clean step between them.", enables=False
     )
-    keep_every: int = option(1, "Rewind: take a copy of the good state every so many steps.", enables=False)
+    keep_every: int = option(1, "Rewind: number of steps between two copies of the good state.", enables=False)
 
     def check(self) -> None:
         if self.action is None:

@@ -1,4 +1,4 @@
-"""Keep gradients that are not finite away from the parameters, without ever waiting for the device."""
+"""Keep non-finite gradients away from the parameters, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightloop import Loop, Plugin, hookimpl, option, warn
 
 
 class NonfiniteAsync(Plugin):
-    """Watch the norm of the gradients on their device, and act there.
+    """Check the norm of the gradients, and act on it, on their device.
 
     What it promises, on an event, which is a gradient norm of NaN or infinity:
 
@@ -37,11 +37,11 @@ class NonfiniteAsync(Plugin):
 
     action: Literal["warn", "zero", "stop"] | None = option(
         None,
-        "What to do, without waiting, about gradients of NaN or infinity; None is nothing.",
+        "What to do if gradients are NaN or infinite, without waiting for the device; None is off.",
         flag="nonfinite_async",
     )
-    limit: int | None = option(None, "Ask training to stop at so many events in consecutive windows.", enables=False)
-    every: int = option(50, "Look at the number of events every so many windows.", enables=False)
+    limit: int | None = option(None, "Stop training after this many events in consecutive windows.", enables=False)
+    every: int = option(50, "Number of windows between two reads of the event count.", enables=False)
 
     def check(self) -> None:
         if self.action is None:

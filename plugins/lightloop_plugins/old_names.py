@@ -1,4 +1,4 @@
-"""Understand what code for older libraries of this kind calls things by."""
+"""Support the old names that code for older training libraries uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GONE = {
 
 
 class OldNames(Plugin):
-    """Give steps their arguments by old names too, and the trainer its attributes; each with a DeprecationWarning.
+    """Accept old names of step arguments and Trainer attributes, each with a DeprecationWarning.
 
     Old names of options are those options' own business: :func:`lightloop.option`, ``aliases``. Here are the ones that
     mean nothing any more. What a module returns from ``get_progress_bar_dict`` is shown on the progress bar.

@@ -1,4 +1,4 @@
-"""Make use of what steps return beside the loss: metrics under the old magic keys, and lists for the end of an epoch."""
+"""Use what steps return besides the loss: metrics under the old magic keys, and outputs for ``*_epoch_end``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDS = {
 
 
 class Outputs(Plugin):
-    """Log what returned mappings hold, and call the module's ``*_epoch_end`` methods with all that its steps returned.
+    """Log metrics in returned mappings, and call the module's ``*_epoch_end`` methods with the outputs of its steps.
 
     * The metrics in ``log`` and in ``progress_bar``, which go on the bar too, are logged as by ``self.log``. The other
       keys, ``hiddens`` and ``weight`` apart, are metrics as well as far as they are single numbers; those of a training

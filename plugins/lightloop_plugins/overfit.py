@@ -1,4 +1,4 @@
-"""Train and validate on the same few batches again and again, to see that a model can learn at all."""
+"""Train and validate on the same few batches repeatedly, to check that a model can learn at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Overfit(Plugin):
 
     batches: int | float = option(
         0.0,
-        "Use only so many batches (int) or such a fraction (float) of the training and validation data; 0 is off.",
+        "Use only this number (int) or fraction (float) of the training and validation batches; 0 is off.",
         flag="overfit_batches",
         aliases=("overfit_pct",),
     )

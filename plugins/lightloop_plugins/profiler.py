@@ -1,4 +1,4 @@
-"""Find out where the time of a fit goes: by hook and plugin, by function, or in traces of torch's profiler."""
+"""Profile a fit: by hook and plugin, by function, or with torch's profiler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TRACED = {"wait": 1, "warmup": 1, "active": 3, "repeat": 1}
 
 
 class Profiler(Plugin):
-    """Measure the calls of each hook of each plugin, and print and keep a table when the fit is over.
+    """Measure the time of each plugin's hooks, and print and store a table after the fit.
 
     Times are those of the host and include what is called inside, wrappers aside; "loop" is the loop's own answer, such as
     the module's step. On a device that works by itself, only "pytorch" sees what it does.

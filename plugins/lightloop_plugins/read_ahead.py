@@ -1,4 +1,4 @@
-"""Read one batch ahead of data without a length, so that its last batch is known as such."""
+"""Read one batch ahead if data has no length, so that the last batch is recognized."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightloop import Around, Loop, Plugin, hookimpl, option, size_of
 
 
 class ReadAhead(Plugin):
-    """Read one batch ahead of loaders that have no ``len()``; of others the last batch is known anyway.
+    """Read one batch ahead for loaders without ``len()``; for others the last batch is known anyway.
 
     Without it, ``loop.is_last_batch`` is False for every batch of such a loader, and a window that is open when the data
     ends is closed behind its last batch. The numbers of one optimizer are the same; of several with a forward each, such

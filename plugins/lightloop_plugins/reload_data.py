@@ -1,4 +1,4 @@
-"""Ask for the training and validation loaders anew every so many epochs."""
+"""Reload the training and validation loaders every n epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReloadData(Plugin):
 
     epochs: int | bool = option(
         0,
-        "Ask for the loaders again every so many epochs; True is every epoch, 0 and False ask once.",
+        "Number of epochs between two reloads of the loaders; True reloads every epoch, 0 and False never.",
         flag="reload_dataloaders_every_n_epochs",
         aliases=("reload_dataloaders_every_epoch",),
     )

@@ -1,4 +1,4 @@
-"""A loader whose every sample depends on its seed, its epoch and its index alone, so that any place is found at once."""
+"""A loader whose samples depend only on seed, epoch and index, so that it can start at any batch at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A DataLoader that goes on from any batch exactly, without reading those before it.
+    """A DataLoader that resumes exactly at any batch, without reading those before it.
 
     The order of an epoch is a function of ``seed`` and the epoch; the random numbers that the dataset draws for a sample
     (of torch, numpy and Python) are seeded by ``seed``, epoch and index. So the batches are the same for any number of

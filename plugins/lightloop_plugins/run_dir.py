@@ -1,4 +1,4 @@
-"""Give each run a directory of its own for what it leaves behind: metrics, checkpoints, traces."""
+"""Give each run a directory for its files: metrics, checkpoints, traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("lightloop")
 
 
 class RunDir(Plugin):
-    """Make ``<root>/<name>/version_<N>``, with the first N that is free; a resumed run goes on in its old one.
+    """Create ``<root>/<name>/version_<N>`` with the first free N; a resumed run continues in its old directory.
 
     One run at a time writes in a directory: a second one, of whatever process, is refused before it has changed anything.
     An evaluation uses the directory of the fit that the same trainer has made before, if there was one. A run that is
@@ -48,7 +48,7 @@ class RunDir(Plugin):
 
     root: str | os.PathLike[str] | None = option(
         None,
-        "Where runs leave their files.",
+        "Root folder for the files of all runs.",
         flag="default_root_dir",
         aliases=("default_save_path",),
         enables=False,
@@ -56,13 +56,13 @@ class RunDir(Plugin):
     )
     run_name: str | None = option(
         None,
-        "What the runs of an experiment have in common; the module's class if None.",
+        "Name of the experiment; None uses the name of the module's class.",
         flag="run_name",
         enables=False,
         neutral=True,
     )
     version: int | str | None = option(
-        None, "The run's own name; one that is there already is gone on with. By default a new version_N.",
+        None, "Name of the run; if it exists already, the run continues in it. By default a new version_N.",
         flag="run_version", enables=False, neutral=True)  # fmt: skip
 
     def check(self) -> None:

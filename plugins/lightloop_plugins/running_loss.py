@@ -1,4 +1,4 @@
-"""The mean loss of the last steps, which jumps less than that of one batch."""
+"""The mean loss of the last steps, which is smoother than that of one batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunningLoss(Plugin):
     offers: ClassVar[Mapping[str, str]] = {"running_loss": "number"}
     transient = ("_window", "_losses")
 
-    steps: int = option(20, "Steps to take the mean over.", enables=False)
+    steps: int = option(20, "Number of steps to average over.", enables=False)
 
     def check(self) -> None:
         if self.steps < 1:

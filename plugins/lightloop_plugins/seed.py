@@ -30,7 +30,7 @@ class Seed(Plugin):
     transient = ("_epoch",)
 
     seed: int | None = option(
-        None, "Seed of all random numbers, from 0 to 2**32 - 1; None leaves them as they are.", flag="seed"
+        None, "Seed of all random number generators, from 0 to 2**32 - 1; None does not seed.", flag="seed"
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Tell samplers and datasets which epoch it is, so that each has an order of its own."""
+"""Tell samplers and datasets the current epoch, so that each epoch is shuffled differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share data out among ranks, so that together they read what one process would."""
+"""Distribute data over ranks, so that together they read what a single process would."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShardData(Plugin):
 
     on: bool = option(
         True,
-        "With several processes, let each read its own part of the data; False where samplers see to it themselves.",
+        "With several processes, let each read its own part of the data; set False if your samplers do this already.",
         flag="use_distributed_sampler",
         switch=True,
         aliases=("replace_sampler_ddp",),

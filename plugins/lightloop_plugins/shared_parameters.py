@@ -1,4 +1,4 @@
-"""Keep the gradients apart that several optimizers have of one parameter."""
+"""Keep the gradients of several optimizers apart for parameters that they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightloop import Loop, Plugin, hookimpl, parameters_of
 
 
 class SharedParameters(Plugin):
-    """Give each optimizer, of a parameter that several of them update, the gradient of its own windows alone.
+    """Let each optimizer see only the gradients of its own windows for parameters that several optimizers update.
 
     A parameter has one ``grad``. Where windows hold several batches and optimizers share parameters, each would step
     with the sum of all their gradients, or lose what another's zero_grad drops. It bows out where none is shared, or one loss is for all of them.

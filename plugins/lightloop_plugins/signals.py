@@ -1,4 +1,4 @@
-"""Let SIGTERM and SIGUSR1 end a fit in good order: at the end of the batch, with everything saved and closed."""
+"""Let SIGTERM and SIGUSR1 end a fit gracefully: at the end of the batch, with everything saved and closed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightloop_plugins._handlers import Handlers, Terminated, ending
 
 
 class Signals(Plugin):
-    """End the fit after the batch when a signal of these comes, and then let the process die by it.
+    """End the fit after the current batch when one of these signals comes, and then let the process die by it.
 
     The handler does nothing but note the signal; a second one ends the fit at once. When everything is closed, ``fit``
     raises ``Terminated``, which closes what is around it; where nobody catches it, the process dies by the signal, as it
@@ -31,7 +31,7 @@ class Signals(Plugin):
 
     names: Sequence[str] = option(
         ("SIGTERM", "SIGUSR1"),
-        "The signals that end a fit in good order; () is none.",
+        "Signals that end a fit gracefully; () is none.",
         flag="end_on_signals",
         enables=False,
     )

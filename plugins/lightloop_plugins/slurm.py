@@ -1,4 +1,4 @@
-"""Put a SLURM job back into the queue when its time is over, and go on in it from where it was."""
+"""Requeue a SLURM job when its time is up, and resume the run in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FITS: dict[str, int] = {}
 
 
 class Slurm(Plugin):
-    """Inside a SLURM batch job: save when the signal comes, put the job back into the queue, and go on when it starts again.
+    """In a SLURM batch job, save when the signal comes, requeue the job, and resume when it starts again.
 
     The handler notes the signal; the fit ends after the batch on every rank, a checkpoint is written, rank 0 calls
     ``scontrol requeue`` (not for a job that was cancelled), and the processes die by the signal, as those of
@@ -42,14 +42,14 @@ class Slurm(Plugin):
 
     requeue: bool = option(
         False,
-        "In a SLURM job, save and put the job back into the queue when the signal comes, and go on when it starts again.",
+        "In a SLURM job, save and requeue the job when the signal comes, and resume when it starts again.",
         flag="auto_requeue",
         switch=True,
         neutral=True,
     )
     signal: str = option(
         "SIGUSR1",
-        "The signal that says that the job's time is over.",
+        "Signal that SLURM sends before the job's time is up.",
         flag="requeue_signal",
         enables=False,
         neutral=True,

@@ -1,4 +1,4 @@
-"""Average the weights at the ends of the last epochs: stochastic weight averaging."""
+"""Stochastic weight averaging: average the weights at the ends of the last epochs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightloop_plugins._trial import generators_kept
 
 
 class SWA(Plugin):
-    """From one epoch on, take the mean of the weights at the end of each (Izmailov et al. 2018); it is the result.
+    """Average the weights at the end of each epoch from a given one on (Izmailov et al. 2018); keep the mean.
 
     With a learning rate ``lr`` the schedules of the module stand still from then on, and the rates go to ``lr`` within
     ``anneal_epochs`` epochs and stay there, as :class:`torch.optim.swa_utils.SWALR` has them.
@@ -41,10 +41,12 @@ class SWA(Plugin):
     start: int | float | None = option(
         None, "Epoch from which weights are averaged, counted from 0; or a fraction of the training (0.75)."
     )
-    lr: float | None = option(None, "Learning rate to go to while averaging; None leaves it alone.", enables=False)
-    anneal_epochs: int = option(10, "Epochs that the rate takes to get there; 0 is at once.", enables=False)
-    anneal: Literal["cos", "linear"] = option("cos", "The way it takes.", enables=False)
-    update_bn: bool = option(True, "Compute the statistics of batch normalization anew at the end.", enables=False)
+    lr: float | None = option(None, "Target learning rate while averaging; None leaves it unchanged.", enables=False)
+    anneal_epochs: int = option(
+        10, "Number of epochs over which the rate is annealed to the target; 0 is at once.", enables=False
+    )
+    anneal: Literal["cos", "linear"] = option("cos", "How the rate is annealed: 'cos' or 'linear'.", enables=False)
+    update_bn: bool = option(True, "Recompute the statistics of batch normalization at the end.", enables=False)
 
     def check(self) -> None:
         fraction = isinstance(self.start, float)
@@ -193,7 +195,7 @@ KEPT = ("batch_idx", "batch", "piece", "output")
 
 
 def measure_again(loop: Loop) -> None:
-    """Compute the running statistics of the batch normalization that is in train mode anew, over the training data."""
+    """Recompute the running statistics of batch normalization layers in train mode over the training data."""
     norms = [part for part in loop.module.modules() if isinstance(part, _BatchNorm) and part.training]
     if norms:
         kept = {name: getattr(loop, name) for name in KEPT}

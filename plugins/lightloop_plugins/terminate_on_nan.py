@@ -1,4 +1,4 @@
-"""End training with an error at the first value that is not finite."""
+"""Raise an error at the first value that is not finite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHECKS = ("loss", "grad", "param")
 
 
 class TerminateOnNan(Plugin):
-    """Raise ValueError when NaN or infinity turns up, naming epoch, batch and parameter.
+    """Raise ValueError at the first NaN or infinity, with its epoch, batch and parameter.
 
     The loss is checked before backward, the gradients before the step, which is then not taken, and the parameters
     that it changes after it. Gradients of a step that somebody has called off already, such as the loss scaler of
@@ -26,10 +26,10 @@ class TerminateOnNan(Plugin):
     disturbs = ("waiting",)
 
     on: bool = option(
-        False, "Whether a loss, gradient or parameter that is NaN or infinite is an error.", flag="terminate_on_nan",
+        False, "Raise an error if a loss, gradient or parameter is NaN or infinite.", flag="terminate_on_nan",
         switch=True,
     )  # fmt: skip
-    checks: Sequence[str] = option(CHECKS, "What is checked: any of 'loss', 'grad' and 'param'.", enables=False)
+    checks: Sequence[str] = option(CHECKS, "What to check: any of 'loss', 'grad' and 'param'.", enables=False)
 
     def check(self) -> None:
         if isinstance(self.checks, str) or not self.checks or not set(self.checks) <= set(CHECKS):

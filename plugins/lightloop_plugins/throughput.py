@@ -1,4 +1,4 @@
-"""Log how fast training is."""
+"""Log training speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Throughput(Plugin):
-    """Log samples, batches and steps per second, seconds per step, and which share of the time went into waiting for data.
+    """Log samples, batches and steps per second, seconds per step, and the share of time spent waiting for data.
 
     They are means over the last ``window`` batches, by the clock of the host and without waiting for the device; over a
     window longer than what the device has queued, that is the device's speed. Evaluation is not counted. Samples are those
@@ -25,7 +25,7 @@ class Throughput(Plugin):
     before = ("log_every", "validation")
     transient = ("_step", "_end", "_aside", "_batches", "_waited", "_counts")
 
-    window: int = option(50, "Batches to take the mean over.", enables=False)
+    window: int = option(50, "Number of batches to average over.", enables=False)
 
     def check(self) -> None:
         if self.window < 1:

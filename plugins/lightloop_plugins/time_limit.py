@@ -1,4 +1,4 @@
-"""End training when its time is up."""
+"""Stop training when its time is up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightloop import Loop, Plugin, hookimpl, option, seconds_of
 
 
 class TimeLimit(Plugin):
-    """Train until ``limit`` is over: ask for the end at the first batch boundary after it.
+    """Stop training at the first batch boundary after ``limit``.
 
     Without a maximum of epochs or steps, epoch follows epoch until then. Minimums of epochs or steps delay the end.
 
@@ -27,7 +27,7 @@ class TimeLimit(Plugin):
 
     limit: int | float | str | timedelta | Mapping[str, float] | None = option(
         None,
-        "Train for at most so long: seconds, '15 min', 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping.",
+        "Maximum training time: seconds, '15 min', 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping.",
         flag="max_time",
         neutral=True,
     )

@@ -1,4 +1,4 @@
-"""Keep several optimizers out of one another's gradients."""
+"""Compute gradients only for the parameters of the current optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightloop import Loop, Plugin, frozen, hookimpl, option, parameters_of
 
 
 class Toggle(Plugin):
-    """While a piece is for one of several optimizers, let the parameters of the others alone require no gradient.
+    """While one of several optimizers trains, turn off gradients of parameters that belong only to the others.
 
     Without it, the loss of a GAN's discriminator would fill the gradients of the generator, too. The flags are put back
     after each forward and after each backward (which runs forward again where activations are checkpointed), however
@@ -26,7 +26,7 @@ class Toggle(Plugin):
 
     on: bool = option(
         True,
-        "With several optimizers, gradients are computed only for the parameters of the one that a piece is for.",
+        "With several optimizers, compute gradients only for the parameters of the current optimizer.",
         flag="toggle_optimizers",
         switch=True,
     )

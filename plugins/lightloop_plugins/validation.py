@@ -1,4 +1,4 @@
-"""Validate while training: at the end of epochs, within them, or in any other rhythm."""
+"""Validate during training: at the end of epochs, within them, or in any other rhythm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightloop import Every, Limited, Loop, Plugin, defined, eval_loaders, evalu
 
 
 class Validation(Plugin):
-    """Run the validation loop in a fit that has validation data.
+    """Run validation during a fit, if there is validation data.
 
     An epoch that was broken off is not validated at its end. What the passes found is in ``loop.metrics``, and among the
     rows that loggers are given.
@@ -32,12 +32,12 @@ class Validation(Plugin):
     )
     every_n_epoch: int | None = option(
         1,
-        "Validate in every n-th epoch only; None counts the batches of val_check_interval across epochs.",
+        "Validate only every n-th epoch; None counts the batches of val_check_interval across epochs.",
         flag="check_val_every_n_epoch",
     )
     sanity_steps: int = option(
         2,
-        "Batches of each validation loader to try before training; -1 is all, 0 none.",
+        "Number of batches of each validation loader to run as a check before training; -1 is all, 0 is none.",
         flag="num_sanity_val_steps",
         aliases=("nb_sanity_val_steps",),
         neutral=True,

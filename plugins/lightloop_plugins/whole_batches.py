@@ -1,4 +1,4 @@
-"""Take the batches of a TensorDataset out of its tensors whole, not sample by sample."""
+"""Read whole batches of a TensorDataset at once, not sample by sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightloop import Loop, Plugin, hookimpl, remade
 
 
 class WholeBatches(Plugin):
-    """Read a plain DataLoader over a TensorDataset a batch at a time, which takes a fraction of the time.
+    """Read a plain DataLoader over a TensorDataset batch by batch, which takes a fraction of the time.
 
     Batches, their order, and the random numbers that the sampler draws stay what they are. A loader that is anything more
     than that is read as it is: with a ``collate_fn``, workers, a class of the user's for itself or the dataset.

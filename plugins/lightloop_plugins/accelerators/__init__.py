@@ -1,1 +1,1 @@
-"""Devices and strategies: where a model runs, and on how many processes."""
+"""Device and strategy plugins: on which device, and in how many processes, a model runs."""

@@ -1,4 +1,4 @@
-"""Train on whatever device torch knows by its type: the best there is, or one that has no plugin of its own."""
+"""Train on any device type that torch supports: the best available, or one without a plugin of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Accelerator(Device):
     )
     index: int | None = option(
         None,
-        "Number of the device; None is that of this process on its machine, from LOCAL_RANK, else 0.",
+        "Index of the device; None uses LOCAL_RANK, else 0.",
         enables=False,
     )
 

@@ -8,7 +8,7 @@ from lightloop_plugins.accelerators._device.place import Device
 
 
 class Cpu(Device):
-    """Train on the CPU, which is what is done where nobody asks for another device."""
+    """Train on the CPU, the default device."""
 
     name = "cpu"
     default = True

@@ -15,7 +15,7 @@ class Cuda(Device):
 
     index: int | None = option(
         None,
-        "Number of the device; None is that of this process on its machine, from LOCAL_RANK, else 0.",
+        "Index of the device; None uses LOCAL_RANK, else 0.",
         enables=False,
     )
 

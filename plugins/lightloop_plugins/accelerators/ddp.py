@@ -1,4 +1,4 @@
-"""Train in several processes, each with a copy of the module and with data of its own."""
+"""Train in several processes, each with a copy of the module and its own part of the data."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ class Ddp(Processes):
     )
     find_unused_parameters: bool = option(
         False,
-        "Look, after each forward, which parameters the loss does not depend on; else that is an error.",
+        "Find the parameters that the loss does not depend on after each forward; otherwise unused ones are an error.",
         flag="find_unused_parameters",
         enables=False,
     )
-    broadcast_buffers: bool = option(True, "Give all ranks the buffers of rank 0 before each forward.", enables=False)
+    broadcast_buffers: bool = option(
+        True, "Broadcast the buffers of rank 0 to all ranks before each forward.", enables=False
+    )
 
     def check(self) -> None:
         super().check()

@@ -1,4 +1,4 @@
-"""Say how many devices train together."""
+"""Set the number of devices."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Devices(Plugin):
 
     devices: int | Literal["auto"] | None = option(
         None,
-        "How many devices of each machine train together; 'auto' and -1 are all that it has, or one process on the CPU.",
+        "Number of devices to train on per machine; 'auto' and -1 use all of them, or one process on the CPU.",
         flag="devices",
         aliases=("num_processes",),
     )
     nodes: int | None = option(
         None,
-        "How many machines train together, each started by a launcher.",
+        "Number of machines to train on, each started by a launcher.",
         flag="num_nodes",
         aliases=("nb_gpu_nodes",),
     )

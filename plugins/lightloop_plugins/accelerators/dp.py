@@ -1,4 +1,4 @@
-"""Train on one device under the name of torch's ``nn.DataParallel``; several are refused."""
+"""Accept ``strategy="dp"`` (``nn.DataParallel``) on one device; several devices are rejected."""
 
 from __future__ import annotations
 

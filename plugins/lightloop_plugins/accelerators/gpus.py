@@ -1,4 +1,4 @@
-"""Train on so many GPUs, said in one option as it used to be."""
+"""The deprecated option ``gpus``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gpus(Device):
     transient = ("number",)
 
     count: Any = option(
-        None, "Old: how many GPUs, or the indices of the first ones; 0 is off.", flag="gpus", switch=True
+        None, "Deprecated: number of GPUs, or the indices of the first ones; 0 is off.", flag="gpus", switch=True
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Train in the processes that horovodrun has started."""
+"""Train in processes that horovodrun has started."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Horovod(Plugin):
     transient = ("_hvd", "reductions")
 
     compression: Literal["none", "fp16"] = option(
-        "none", "Send gradients as they are, or in float16, at half the size.", enables=False
+        "none", "Compression of the gradients that are sent: none, or float16, which halves their size.", enables=False
     )
     scale_lr: bool = option(
         False,

@@ -8,7 +8,7 @@ from lightloop_plugins.accelerators._device.place import Device, existing
 
 
 class Mps(Device):
-    """Train on the Metal device, of which a machine has one: ``accelerator="mps"``."""
+    """Train on the Metal device of a Mac: ``accelerator="mps"``."""
 
     name = "mps"
 

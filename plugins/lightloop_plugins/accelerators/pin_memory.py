@@ -1,4 +1,4 @@
-"""Let the loaders give their batches in pinned memory."""
+"""Load batches into pinned memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightloop_plugins.accelerators._device.transfer import STREAMS
 
 
 class PinMemory(Plugin):
-    """Read every DataLoader as if it had been made with ``pin_memory=True``, where the device is a GPU.
+    """Read every DataLoader as if created with ``pin_memory=True``, if the device is a GPU.
 
     Batches in such memory are copied while the GPU computes; they take memory that the system cannot use otherwise, and
     a thread. Loaders of other kinds stay as they are.
@@ -22,7 +22,7 @@ class PinMemory(Plugin):
     after = ("accelerator", "fast_dev_run", "limits", "overfit", "shard_data")
 
     on: bool = option(
-        False, "Read DataLoaders with pin_memory=True, where the device is a GPU.", flag="pin_memory", switch=True
+        False, "Read DataLoaders with pin_memory=True if the device is a GPU.", flag="pin_memory", switch=True
     )
 
     @hookimpl

@@ -36,12 +36,14 @@ class Xla(Device):
     transient = ("_xla", "_compilations", "syncs", "compilations")
 
     shapes: int = option(
-        4, "Warn when so many batches, after the first steps, had shapes that had to be compiled for.", enables=False
+        4,
+        "Warn after this many batches, beyond the first steps, had new shapes that XLA had to compile for.",
+        enables=False,
     )
 
     cores: Any = option(
         None,
-        "Old: how many TPU cores, or which one in a list; 0 is off.",
+        "Deprecated: number of TPU cores, or a list with the index of one; 0 is off.",
         flag="tpu_cores",
         switch=True,
         aliases={"num_tpu_cores": lambda cores: cores, "use_tpu": lambda use: 1 if use else None},

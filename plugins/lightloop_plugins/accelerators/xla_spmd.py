@@ -15,7 +15,7 @@ from lightloop_plugins.accelerators._xla import SPMD, engine
 
 
 class XlaSpmd(Plugin):
-    """Let the devices of this process share each batch: ``accelerator="xla", strategy="xla_spmd"``.
+    """Split each batch over the XLA devices of this process: ``accelerator="xla", strategy="xla_spmd"``.
 
     One process runs one program (SPMD); each batch is divided along its first dimension, and XLA puts in what the devices
     have to tell one another, the mean of the gradients among it. So batch size, steps, metrics and random numbers are

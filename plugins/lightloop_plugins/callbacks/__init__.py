@@ -1,1 +1,1 @@
-"""Callbacks in the familiar class form, and the same events as methods of the module."""
+"""Callbacks as classes, and the same events as methods of the module."""

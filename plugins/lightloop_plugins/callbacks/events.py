@@ -1,4 +1,4 @@
-"""The events that callbacks and modules are told of, and who listens to them."""
+"""The events that callbacks and modules receive, and their listeners."""
 
 from __future__ import annotations
 

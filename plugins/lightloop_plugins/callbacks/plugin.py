@@ -1,4 +1,4 @@
-"""Tell callbacks, and the module's own methods of the same names, of the events of a run."""
+"""Call callbacks, and the module's methods of the same names, at the events of a run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Saving a run and going on from where it was saved."""
+"""Save and resume runs."""

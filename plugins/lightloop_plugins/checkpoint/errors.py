@@ -1,4 +1,4 @@
-"""The one error of this folder."""
+"""The error type of the checkpoint plugin."""
 
 from __future__ import annotations
 

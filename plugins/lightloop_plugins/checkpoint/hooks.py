@@ -1,4 +1,4 @@
-"""The hooks that the plugin checkpoint brings: what a plugin may do around a save, and which tensors are saved."""
+"""The hooks that the checkpoint plugin adds: before and after a save, and which tensors to save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightloop import Loop, hookspec
 
 
 class CheckpointHooks:
-    """Mark them with ``@hookimpl(optionalhook=True)``: then a run without checkpoints may have the plugin too."""
+    """Hooks around a save; mark them with ``@hookimpl(optionalhook=True)``, to work in runs without checkpoints too."""
 
     @hookspec
     def before_save(self, loop: Loop) -> None:

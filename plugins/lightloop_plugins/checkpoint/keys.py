@@ -1,4 +1,4 @@
-"""What saving and resuming tell one another, and others tell them."""
+"""Stash keys that saving, resuming and other plugins share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightloop_plugins.checkpoint.storage.remote import absolute
 
 @dataclass(frozen=True)
 class Resumption:
-    """That the run goes on from a checkpoint."""
+    """The checkpoint from which the run resumes."""
 
     found: Found
     auto: bool

@@ -29,7 +29,7 @@ PATIENCE = 120.0
 
 
 class Checkpoint(Plugin):
-    """Save everything that the run needs to go on to the bit, at boundaries between batches.
+    """Save everything that a run needs to resume bit-exactly, at boundaries between batches.
 
     A checkpoint is a directory ``step-<steps>-batch-<batches>`` that appears whole or not at all and is never changed;
     the newest is the one with the highest numbers that verifies. Saved is in the rhythm of ``save_every``, when the
@@ -72,40 +72,43 @@ class Checkpoint(Plugin):
     )
     every: Rhythm = option(
         "1 epoch",
-        "When to save: so many steps, '2 epochs', '500 batches', '15 min'; None saves at the end alone.",
+        "How often to save: a number of steps, '2 epochs', '500 batches', '15 min'; None saves only at the end.",
         flag="save_every",
         neutral=True,
     )
     monitor: str | None = option(
-        None, "The metric that ranks checkpoints; one is saved when it improves.", flag="monitor"
+        None, "Metric that ranks checkpoints; a checkpoint is saved whenever it improves.", flag="monitor"
     )
     mode: Literal["min", "max"] = option(
-        "min", "Whether the monitored metric is better low or high.", flag="monitor_mode"
+        "min", "Whether a lower ('min') or higher ('max') value of the monitored metric is better.", flag="monitor_mode"
     )
     strict: bool = option(
         False,
-        "Whether a monitored metric that has not been logged is an error, instead of a warning once.",
+        "Raise an error if the monitored metric is never logged, instead of warning once.",
         flag="monitor_strict",
         neutral=True,
         enables=False,
     )
     top_k: int = option(
-        1, "Keep so many of the best by the monitored metric; -1 keeps all.", flag="save_top_k", neutral=True
+        1,
+        "Number of best checkpoints, by the monitored metric, to keep; -1 keeps all.",
+        flag="save_top_k",
+        neutral=True,
     )
-    last: int = option(2, "Keep so many of the newest, from 1.", flag="save_last", neutral=True)
-    weights_only: bool = option(
-        False, "Save the module's weights and nothing else.", flag="save_weights_only", neutral=True
-    )
+    last: int = option(2, "Number of newest checkpoints to keep, at least 1.", flag="save_last", neutral=True)
+    weights_only: bool = option(False, "Save only the module's weights.", flag="save_weights_only", neutral=True)
     on_exception: bool = option(
         False,
-        "Save when an error ends the run; resumed from it, a run is not exact.",
+        "Save a checkpoint when the run fails with an error; resuming from it is not exact.",
         flag="save_on_exception",
         neutral=True,
     )
-    threaded: bool = option(False, "Write on a thread while training goes on.", flag="async_save", neutral=True)
+    threaded: bool = option(
+        False, "Write checkpoints on a background thread while training continues.", flag="async_save", neutral=True
+    )
     on_save_error: Literal["raise", "warn"] = option(
         "raise",
-        "Whether a save that fails ends the run, or three in a row may fail with a warning.",
+        "What to do if a save fails: end the run, or warn and tolerate three failures in a row.",
         flag="on_save_error",
         neutral=True,
     )

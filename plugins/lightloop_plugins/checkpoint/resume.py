@@ -1,4 +1,4 @@
-"""Go on from a checkpoint as if the run had never stopped."""
+"""Resume from a checkpoint as if the run had never stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("lightloop")
 
 
 class Resume(Plugin):
-    """Go on from a checkpoint, to the bit; or, in an evaluation, take the weights that are in one.
+    """Resume bit-exactly from a checkpoint; in an evaluation, load the weights of one.
 
     Everything is verified and held against the run first; then it is put back in the order in which the parts depend on
     one another, and once more what a plugin has changed while it got ready. Random numbers come last.
@@ -48,7 +48,7 @@ class Resume(Plugin):
         aliases=("resume_from_checkpoint", "ckpt_path"),
     )
     strict: bool = option(
-        False, "Refuse to resume where plugins or the environment differ, instead of a warning.", flag="resume_strict"
+        False, "Refuse to resume if plugins or the environment differ, instead of warning.", flag="resume_strict"
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""When a checkpoint is made."""
+"""When to save a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rhythm = int | float | str | timedelta | Every | Mapping[int, Any] | None
 
 
 class Trigger:
-    """In a rhythm, when the monitored metric improves, when somebody asks, and where training ends.
+    """Decides when to save: in a rhythm, when the monitored metric improves, on request, and at the end of training.
 
     Args:
         every: the rhythm, if there is one.

@@ -1,4 +1,4 @@
-"""Where the data of a run comes from, as Lightning has it."""
+"""Data sources of a run in Lightning's style."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ class LightningData(Plugin):
     before = ("callbacks", "validation", "checkpoint")
     state = ("_data",)
 
-    datamodule: Any = option(None, "A LightningDataModule, whose loaders are used.", flag="datamodule")
+    datamodule: Any = option(None, "LightningDataModule that provides the loaders.", flag="datamodule")
     train_dataloaders: Any = option(
-        None, "What fit trains on; as good as its second argument.", flag="train_dataloaders"
+        None, "Training data; the same as the second argument of fit.", flag="train_dataloaders"
     )
-    val_dataloaders: Any = option(None, "What fit validates on; as good as its third argument.", flag="val_dataloaders")
-    dataloaders: Any = option(None, "What is evaluated; as good as the second argument.", flag="dataloaders")
+    val_dataloaders: Any = option(
+        None, "Validation data; the same as the third argument of fit.", flag="val_dataloaders"
+    )
+    dataloaders: Any = option(
+        None, "Data to evaluate; the same as the second argument of validate, test or predict.", flag="dataloaders"
+    )
 
     @classmethod
     def is_default(cls) -> bool:

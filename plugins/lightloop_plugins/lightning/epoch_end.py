@@ -10,7 +10,7 @@ from lightloop_plugins.lightning.parts import is_imported
 
 
 class LightningEpochEnd(Plugin):
-    """Tell of ``on_train_epoch_end`` after validation, and ask the metric objects of the epoch for their values.
+    """Call ``on_train_epoch_end`` after validation, and compute the metric objects of the epoch.
 
     A part of the plugin ``lightning`` with a place of its own: elsewhere, callbacks hear of the end of an epoch before
     validation.

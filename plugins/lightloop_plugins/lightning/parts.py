@@ -1,4 +1,4 @@
-"""What is Lightning's among the objects of a run, and which of their methods the user has written."""
+"""Detect objects of Lightning in a run, and which of their methods the user overrides."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Ending = Literal["success", "interrupted", "failed"]
 
 
 class Logger(Plugin):
-    """The base of a plugin that writes numbers down; only the main rank opens, writes and closes.
+    """The base class of loggers; only the main rank opens, writes and closes.
 
     It is opened when the first epoch begins, or when there is a first row, and closed once, however the run ends.
     """

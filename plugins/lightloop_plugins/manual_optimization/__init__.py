@@ -1,4 +1,4 @@
-"""Let training_step go backward and step by itself."""
+"""Manual optimization: training_step calls backward and step itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANUAL: Key[Manual] = Key("manual_optimization.manual")
 
 
 class ManualOptimization(Plugin):
-    """Run training_step alone, which goes backward and steps by itself, with all that plugins do around a step.
+    """Let training_step call backward and step itself; plugins still act around each step.
 
     It is live where the module says ``automatic_optimization = False``. ``loop.optimizers`` are torch's own: their
     ``step()`` is seen, so that gradients are clipped and measured before it, and counters, schedules and checkpoints

@@ -1,4 +1,4 @@
-"""What a training_step that optimizes by itself can ask for, and how its steps are seen."""
+"""The helper for manual optimization, and the tracking of the user's own steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightloop_plugins.manual_optimization.closures import Anew, Left
 
 
 class Manual:
-    """What a training_step that optimizes by itself may ask for by the argument ``manual``."""
+    """The helper that a manually optimizing training_step gets as its argument ``manual``."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop

@@ -1,4 +1,4 @@
-"""Compute in another floating-point type than float32, or in two at once."""
+"""Train in mixed or lower precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIXED = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
 class Precision(Plugin):
-    """Choose the floating-point type of parameters and computation.
+    """Set the floating-point type of parameters and computation.
 
     * ``32`` (or ``"32-true"``): everything as it is.
     * ``"bf16-mixed"`` (or ``"bf16"``): parameters stay float32; ``torch.autocast`` around forward and evaluation.
@@ -52,10 +52,10 @@ class Precision(Plugin):
         flag="precision",
         aliases={"use_amp": lambda use: 16 if use else 32},
     )
-    amp_level: str | None = option(None, "Refused: it was a setting of apex.", flag="amp_level", enables=False)
-    init_scale: float = option(2.0**16, "16-mixed: what losses are multiplied by at first.", enables=False)
+    amp_level: str | None = option(None, "Not supported: it was a setting of apex.", flag="amp_level", enables=False)
+    init_scale: float = option(2.0**16, "16-mixed: initial loss scale.", enables=False)
     growth_interval: int = option(
-        2000, "16-mixed: double the scale after so many windows without overflow.", enables=False
+        2000, "16-mixed: number of windows without overflow after which the scale doubles.", enables=False
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Show how far a run is, on a terminal, in a notebook, or as lines of a log file."""
+"""Show the progress of a run in a terminal, in a notebook, or as lines in a log file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TITLES = {"validate": "validation", "test": "test", "predict": "prediction"}
 
 
 class Progress(Plugin):
-    """A bar for each epoch, below it one for evaluation; a line every few seconds where there is no terminal.
+    """Show a bar for each epoch and one below it for evaluation; without a terminal, a line every few seconds.
 
     It shows the running loss and what was logged with ``prog_bar=True``; of two with one name, the user's. Numbers are
     read from the device when something is drawn and at no other time.
@@ -51,7 +51,7 @@ class Progress(Plugin):
         aliases={"show_progress_bar": bool, "progress_bar_refresh_rate": bool},
     )
     interval: float | None = option(
-        None, "Seconds between two drawings; by default 0.2 for a bar and 10 for lines.", enables=False
+        None, "Seconds between two updates; by default 0.2 for a bar and 10 for lines.", enables=False
     )
     position: int = option(0, "Lines to leave free above the bar.", flag="process_position", enables=False)
 

@@ -1,4 +1,4 @@
-"""Where a batch needs more memory than there is, go through it in pieces."""
+"""Split a batch into pieces if it does not fit into memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gathered:
 
 
 class SplitOnOOM(Plugin):
-    """Cut a batch for which memory ran out into 2, 4, 8 … pieces, so that their mean gradient is that of the batch.
+    """Split a batch that ran out of memory into 2, 4, 8 … pieces, whose mean gradient is that of the batch.
 
     Each attempt cuts the original batch anew, tensors along their first dimension and lists of samples by their items, and
     begins with the random numbers and the logged values with which the first one began. Its pieces go forward and backward one after another, each
@@ -60,7 +60,7 @@ class SplitOnOOM(Plugin):
     transient = ("_inside", "_gathered", "_rewind")
 
     on: bool = option(
-        False, "Cut batches into pieces when memory runs out, instead of failing.", flag="split_on_oom", switch=True
+        False, "Split batches into pieces when memory runs out, instead of failing.", flag="split_on_oom", switch=True
     )
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ OUTPUTS: Key[list[Any]] = Key("tbptt.outputs")
 
 
 class TBPTT(Plugin):
-    """Cut each batch along time into pieces of ``steps``, and carry the hidden state, detached, from one to the next.
+    """Split each batch along time into pieces of ``steps``, and carry the detached hidden state from one to the next.
 
     ``training_step(self, batch, hiddens)`` has None as ``hiddens`` for the first piece of a batch and returns
     ``{"loss": ..., "hiddens": ...}``. The state is kept for each optimizer apart; None in place of the mapping keeps it
@@ -39,7 +39,9 @@ class TBPTT(Plugin):
     transient = ("_pieces", "_shares", "_hidden", "_losses", "_outputs")
 
     steps: int | None = option(
-        None, "Cut batches of sequences into pieces of so many time steps; None is off.", flag="truncated_bptt_steps"
+        None,
+        "Split batches of sequences into pieces of this many time steps; None is off.",
+        flag="truncated_bptt_steps",
     )
     time_dim: int | Mapping[str, int | None] = option(
         1,
@@ -48,7 +50,9 @@ class TBPTT(Plugin):
         enables=False,
     )
     accumulate: bool = option(
-        False, "Accumulate the gradient over a batch's pieces and step once, not after each piece.", enables=False
+        False,
+        "Accumulate the gradient over the pieces of a batch and step once, instead of after each piece.",
+        enables=False,
     )
 
     def check(self) -> None:

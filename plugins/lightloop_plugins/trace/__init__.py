@@ -1,4 +1,4 @@
-"""Say who ran in a fit, how long, and what it changed: a table at the end, and a trace for a viewer."""
+"""Trace a fit: which hooks ran, how long, and what they changed, as a table and as a trace file for a viewer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 200_000
 
 
 class Trace(Plugin):
-    """Watch every call of a hook, and tell what it took and what it changed.
+    """Record every hook call, how long it took, and what it changed.
 
     Told are learning rates, requests (to stop, to end the epoch, to skip), the batch, the loss, gradients and parameters:
     of these last by their versions, which the device is not asked for, so that a value that was written but stayed the
@@ -37,7 +37,7 @@ class Trace(Plugin):
     transient = ("calls", "events", "_loop", "_began", "seconds", "_path")
 
     to: bool | str | os.PathLike[str] = option(
-        False, "True, or the path of the file of the trace; False is off.", flag="trace"
+        False, "Trace the fit: True, or the path of the trace file; False is off.", flag="trace"
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What a call has changed, seen without asking the device."""
+"""Detect what a hook call changed, without waiting for the device."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Processes(Plugin):
         enables=False,
     )
     timeout: float = option(
-        1800.0, "How many seconds a process waits for the others before it is an error.", enables=False
+        1800.0, "Seconds that a process waits for the others before it raises an error.", enables=False
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Train in several processes, each of which keeps a part of every parameter."""
+"""Train in several processes, each of which holds a shard of every parameter."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Fsdp(Processes):
     transient = ("_route", "_synced", "_waiting", "_half")
 
     blocks: tuple[str, ...] | list[str] = option(
-        (), "Names of the classes whose modules are sharded each by itself.", enables=False
+        (), "Names of the module classes to shard as separate blocks.", enables=False
     )
     min_size: int = option(
-        1_000_000, "Without blocks: how many parameters make a module one that is sharded by itself.", enables=False
+        1_000_000, "Without blocks: number of parameters from which a module becomes a block of its own.", enables=False
     )
 
     check_blocks: bool = option(

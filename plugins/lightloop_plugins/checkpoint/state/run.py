@@ -1,4 +1,4 @@
-"""Everything that a run needs to go on to the bit: taken at a boundary between batches, checked, put back in order."""
+"""Everything that a run needs to resume bit-exactly: taken between batches, checked, and restored in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from."""
+"""Find the checkpoint to resume from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""Which checkpoints to keep."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from lightloop_plugins.loggers import Ending, Logger
 
 
 class TensorBoard(Logger):
-    """Write an event file in the run's directory, which ``tensorboard --logdir runs`` shows."""
+    """Write a TensorBoard event file in the run's directory, for ``tensorboard --logdir runs``."""
 
     name = "tensorboard"
     state = ("_step", "_rows")
     transient = ("_writer", "_resumed")
 
-    flush_seconds: float = option(10.0, "Seconds after which what was written is on disk.", enables=False, neutral=True)
+    flush_seconds: float = option(10.0, "Maximum seconds until a row is flushed to disk.", enables=False, neutral=True)
 
     def check(self) -> None:
         if not self.flush_seconds > 0:
