@@ -103,7 +103,7 @@ class Adapted(nn.Linear):
 
 
 def linears(module: nn.Module) -> dict[str, nn.Linear]:
-    """The Linear layers by name. A subclass may use its weight without being called, so it is none of them."""
+    """Return the Linear layers by name, without subclasses, which may use their weight without being called."""
     named = module.named_modules()
     return {n: each for n, each in named if isinstance(each, nn.Linear) and type(each) in (nn.Linear, Adapted)}
 
@@ -114,7 +114,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def adapt(layer: nn.Linear, rank: int, scale: float, generator: torch.Generator | None = None) -> None:
-    """Give ``layer`` an adapter, which changes nothing until it is trained."""
+    """Give ``layer`` an adapter, which has no effect until it is trained."""
     like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     bound = layer.in_features**-0.5
     first = (torch.rand(rank, layer.in_features, generator=generator) * 2 - 1) * bound

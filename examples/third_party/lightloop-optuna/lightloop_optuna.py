@@ -1,4 +1,4 @@
-"""Let Optuna end runs that are not worth going on with."""
+"""Let Optuna prune unpromising runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Trial(Protocol):
 
 
 class Pruning(Plugin):
-    """Report a metric to an Optuna trial after each validation, and end the run where the study's pruner says so.
+    """Report a metric to an Optuna trial after each validation, and stop the run if the study's pruner says so.
 
     The run ends like any that is asked to stop: what logs and saves does its part, and then ``fit`` raises
     ``optuna.TrialPruned``, which the study waits for. Without validation data the metric is reported after each epoch.

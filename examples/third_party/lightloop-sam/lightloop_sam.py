@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization, around whatever optimizer a module has."""
+"""Sharpness-aware minimization with any optimizer."""
 
 from __future__ import annotations
 
