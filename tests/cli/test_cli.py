@@ -164,7 +164,7 @@ def test_plugins_are_listed_with_what_is_known_of_them(run):
     assert re.fullmatch(r"cpu +lightloop 0\.1\.0 +by default .*", rows["cpu"])
     code, out, _ = run("plugins", "clip", "accumulate")
     assert "\n  after      grad_norm, nonfinite\n" in out
-    assert "\n  gradient_clip_algorithm: Literal['norm', 'value', 'adaptive'] = 'norm'\n      What is limited: " in out
+    assert "\n  gradient_clip_algorithm: Literal['norm', 'value', 'adaptive'] = 'norm'\n      What to clip: " in out
     assert "\n\naccumulate  lightloop 0.1.0\n" in out
     assert code == 0
 
