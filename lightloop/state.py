@@ -152,10 +152,13 @@ class State(Control):
 
         Each optimizer has a window, of its own index; where one loss is for all of them, there is one window, 0.
         """
-        if not 0 <= index < len(self.windows):
-            found = f"the optimizers are counted from 0 to {len(self.windows) - 1}, and one of {index} was selected"
+        try:
+            self.window = self.windows[index]
+        except IndexError:
+            index = -1
+        if index < 0:
+            found = f"the optimizers are counted from 0 to {len(self.windows) - 1}, and another one was selected"
             raise self.hook.wrong("select_optimizers", IndexError, found)
-        self.window = self.windows[index]
         self.optimizer_idx, self.optimizer = index, self.window.optimizer
 
     def place(self) -> str:

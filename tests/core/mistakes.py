@@ -143,8 +143,8 @@ WRONG = {
     "select_optimizers": [
         ("0", f"0 (int); it must return Sequence[int | None]{OTHERS}"),
         ("['0']", f"['0'] (list); it must return Sequence[int | None]{OTHERS}"),
-        ("[1]", "what cannot be used: the optimizers are counted from 0 to 0, and one of 1 was selected"),
-        ("[-1]", "what cannot be used: the optimizers are counted from 0 to 0, and one of -1 was selected"),
+        ("[1]", "what cannot be used: the optimizers are counted from 0 to 0, and another one was selected"),
+        ("[-1]", "what cannot be used: the optimizers are counted from 0 to 0, and another one was selected"),
     ],
     "hold_step": [("1", f"1 (int); it must return bool{OTHERS}")],
     "plan_window": [
