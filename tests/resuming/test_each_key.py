@@ -1,7 +1,6 @@
 """Each key of what is saved is needed: a run that is resumed without one is refused, or it differs.
 
-A key of a plugin's state is as it would be if ``state_dict`` forgot it: in the resumed run it is as in one that begins.
-Of what the checkpoint itself keeps, the key is gone. ``make test`` tries a sample, ``make torture`` each.
+A key of a plugin's state is as it would be if ``state_dict`` forgot it: in the resumed run it is as in one that begins. ``make test`` tries a sample, ``make torture`` each.
 """
 
 import shutil
@@ -14,9 +13,7 @@ from lightloop import Callback, Plugin
 from lightloop.testing.resuming import END, OVER, Report, Resuming, named
 from lightloop.testing.snapshots import differing
 from lightloop_plugins.checkpoint.errors import CheckpointError
-from lightloop_plugins.checkpoint.state.run import Restoration
 from tests.resuming.rig import resuming
-from tests.resuming.scenarios import MODULES, Net
 from tests.testing.test_every_option import KINDS
 
 
@@ -164,89 +161,3 @@ def test_each_plugin_with_a_state_is_here_or_elsewhere():
     there = {*RUNS} | {each.split(".")[0] for each in ELSEWHERE}
     kinds = {name for name, kind in KINDS.items() if kind.state or kind.state_dict is not Plugin.state_dict}
     assert kinds - there == set()
-
-
-def paths(tree, depth=4):
-    """Where something is in ``tree``, without what plugins have in their states."""
-    for name, part in tree.items():
-        yield (name,)
-        if name != "state" and depth:
-            inner = part if isinstance(part, dict) else part[0] if isinstance(part, list) and part else None
-            between = () if isinstance(part, dict) else (0,)
-            if isinstance(inner, dict):
-                yield from ((name, *between, *path) for path in paths(inner, depth - 1))
-
-
-def without(tree, path):
-    """``tree`` less what is at ``path``."""
-    name, *rest = path
-    if not rest:
-        return {key: part for key, part in tree.items() if key != name}
-    if isinstance(name, int):
-        return [without(part, rest) if number == name else part for number, part in enumerate(tree)]
-    return {**tree, name: without(tree[name], rest)}
-
-
-@contextmanager
-def removed(path):
-    """The checkpoint lacks what is at ``path``."""
-    make = Restoration.__init__
-
-    def less(self, loop, state, what):
-        make(self, loop, without(state, path) if path in set(paths(state)) else state, what)
-
-    with patch.object(Restoration, "__init__", less):
-        yield
-
-
-def kept_by(made):
-    """The paths to all that a checkpoint has at one boundary or another."""
-    found, make = {}, Restoration.__init__
-
-    def look(self, loop, state, what):
-        nothing = {("plugins", key) for key, each in state["plugins"].items() if not each["state"]}
-        found.update(dict.fromkeys(path for path in paths(state) if path[:2] not in nothing))
-        make(self, loop, state, what)
-
-    with patch.object(Restoration, "__init__", look):
-        assert made.notices(nothing) is None
-    return list(found)
-
-
-class Both(Net):
-    """Logs one loss for steps and epochs, by weight, by number, and as a sum."""
-
-    def training_step(self, batch, batch_idx, loop):
-        loss = super().training_step(batch, batch_idx, loop)
-        self.log("both", loss, on_step=True, on_epoch=True)
-        self.log("even", float(batch_idx), on_epoch=True, weight=1)
-        self.log("sum", 1, on_epoch=True, reduce="sum")
-        return loss
-
-
-TREES = [
-    (("Several", {"accumulate_grad_batches": 3}), "list"),
-    (NAN, "list"),
-    (("Both", {"accumulate_grad_batches": 2, "monitor": "both"}), "shuffled"),
-    (("InTurn", {"accumulate_grad_batches": 2}), "stream"),
-]
-NOT_HERE = {
-    ("hparams",): "is for those who load the weights",
-    ("ranks", 0, "waiting"): "is of fully sharded data",
-    **{("plugins", name): "as in ELSEWHERE" for name in ("callbacks", "checkpoint", "csv", "run_dir", "shard_data")},
-}
-"""What a checkpoint of these runs need not have, and why; of loaders, each kind needs other parts: test_loader_matrix.py."""
-
-
-@pytest.mark.torture
-def test_each_part_of_a_checkpoint_is_missed_where_it_is_gone(tmp_path, monkeypatch):
-    monkeypatch.setitem(MODULES, "Both", Both)
-    missed, parts = set(), {}
-    for number, (run, loader) in enumerate(TREES):
-        made = machine(tmp_path / str(number), run, loader)
-        made.whole()
-        kept = kept_by(made)
-        parts |= dict.fromkeys(kept)
-        missed |= {path for path in kept if path not in missed and made.notices(lambda p=path: removed(p)) is not None}
-    assert len(parts) > 200
-    assert [path for path in parts if path not in {*missed, *NOT_HERE} and path[2:3] != ("loader",)] == []
