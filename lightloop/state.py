@@ -197,9 +197,7 @@ class State(Control):
     def find_gradients(self) -> list[Tensor]:
         """Return the current gradients of the selected optimizer's parameters."""
         groups = self.optimizer.param_groups
-        if (
-            len(self.window.members) > 1
-        ):  # in the order in which one would clip them by hand, so that norms are its bits
+        if self.window.members[1:]:  # in the order in which one would clip them by hand, so that norms are its bits
             groups = [{"params": in_order_of(self.module, groups)}]
         return [grad for group in groups for parameter in group["params"] if (grad := parameter.grad) is not None]
 
