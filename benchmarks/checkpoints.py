@@ -74,7 +74,7 @@ class Between(Plugin):
     name = "between"
     before = ("checkpoint",)
 
-    def check(self):
+    def validate(self):
         self.first = self.last = None
 
     @hookimpl

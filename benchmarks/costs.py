@@ -30,7 +30,7 @@ begin = time.process_time()
 import torch
 there = time.process_time()
 import lightloop
-lightloop.discover()
+lightloop.toolkit.discover()
 print(there - begin, time.process_time() - there)
 """
 FIRST_STEP = """
@@ -127,7 +127,7 @@ class Watch(Plugin):
 
     name = "watch"
 
-    def check(self):
+    def validate(self):
         self.times, self.memory = [], []
 
     @hookimpl

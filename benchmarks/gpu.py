@@ -63,7 +63,7 @@ class Keeps(Plugin):
     name = "keeps"
     after = ("accelerator",)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.kept: list[Tensor] = []
 
     @hookimpl

@@ -196,7 +196,7 @@ class Rows(Plugin):
 
     name = "rows"
 
-    def check(self):
+    def validate(self):
         self.rows = []
 
     @hookimpl

@@ -55,7 +55,7 @@ class Clock(Plugin):
     name = "clock"
     before = ("checkpoint",)
 
-    def check(self):
+    def validate(self):
         self.seconds = []
 
     @hookimpl(wrapper=True, tryfirst=True)

@@ -102,7 +102,7 @@ def evaluate(
             loop.hook.after_evaluation_batches(loop=loop, evaluation=evaluation)  # type: ignore[arg-type]
             evaluation.metrics = loop.metrics.take_epoch(loop.world, keep=not sanity)
         except BaseException as error:
-            add_note(error, f"at {loop.place()}")
+            add_note(error, f"at {loop.where()}")
             loop.hook.conclude("after_evaluation", error=error, loop=loop, evaluation=evaluation)
             raise
         loop.hook.conclude("after_evaluation", loop=loop, evaluation=evaluation)

@@ -15,7 +15,7 @@ from torch.autograd.graph import _engine_run_backward
 Weight = int | float | Fraction | Tensor
 
 
-def seed_for(loss: Tensor, weight: Weight, planned: int, cache: dict[Any, Tensor]) -> Tensor | None:
+def share_of(loss: Tensor, weight: Weight, planned: int, cache: dict[Any, Tensor]) -> Tensor | None:
     """The gradient with which backward begins: ``weight / planned``; None where that is one.
 
     ``cache`` keeps the seeds that are plain numbers, so that none is copied to a device twice.

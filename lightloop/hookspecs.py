@@ -200,15 +200,15 @@ class Hooks:
         """Backward is about to run on ``loop.loss``.
 
         When: once per piece and optimizer that has a loss.
-        May change: ``loop.loss``, ``loop.seed``.
+        May change: ``loop.loss``, ``loop.share``.
         """
 
     @hookspec(firstresult=True)
     def backward(self, loop: Loop) -> bool | None:
-        """Add the gradient of ``loop.loss``, times ``loop.seed``, to the parameters; return False if nothing was added.
+        """Add the gradient of ``loop.loss``, times ``loop.share``, to the parameters; return False if nothing was added.
 
         When: once per piece and optimizer, and again each time that an optimizer's closure is called.
-        Default: ``loop.loss.backward(loop.seed)``.
+        Default: ``loop.loss.backward(loop.share)``.
         Order: a precision plugin scales the loss, and unscales in unscale_gradients; a strategy may wrap.
         """
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from lightloop.edits import blame_for_loss, check_edits
-from lightloop.gradients import Weight, scale_, seed_for
+from lightloop.gradients import Weight, scale_, share_of
 from lightloop.inputs.optimizers import Setup, takes_closure
 from lightloop.inputs.signatures import bind, takes
 from lightloop.inputs.steps import read_output
@@ -112,9 +112,9 @@ class Loop(State):
         hook, window = self.hook, self.window
         weight: Weight = 1 if self.weight is None else self.weight
         if not self.held and not window.contributions and self.world.size == 1:
-            self.seed, weight = None, window.planned  # alone in its window, the mean is its own gradient
+            self.share, weight = None, window.planned  # alone in its window, the mean is its own gradient
         else:
-            self.seed = seed_for(self.loss, weight, window.planned, self._seeds)  # type: ignore[arg-type]
+            self.share = share_of(self.loss, weight, window.planned, self._shares)  # type: ignore[arg-type]
         hook.before_backward(loop=self)
         try:
             added = hook.backward(loop=self)
@@ -188,7 +188,7 @@ class Loop(State):
         return self.stopping
 
     def keep_windows(self) -> None:
-        """Keep the batches of a window until its step, so that :func:`lightloop.replay` can go through it again; for before_fit."""
+        """Keep the batches of a window until its step, so that :func:`lightloop.toolkit.replay` can go through it again; for before_fit."""
         self._replays = [True] * len(self.windows)
 
     def prepare_fit(self) -> None:

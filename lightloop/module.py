@@ -45,7 +45,7 @@ class Module(nn.Module):
     ``test_dataloader``, ``predict_dataloader``. A step takes the batch and, by name, any of ``batch_idx``,
     ``optimizer_idx``, ``dataloader_idx``, ``epoch``, ``global_step``, ``loop`` and those of plugins. If you use other
     names, arguments come by position: ``training_step(batch, batch_idx, optimizer_idx)``, the last one if there are
-    several optimizers, ``validation_step(batch, batch_idx, dataloader_idx)``. See :func:`lightloop.bind`.
+    several optimizers, ``validation_step(batch, batch_idx, dataloader_idx)``. See :func:`lightloop.toolkit.bind`.
     """
 
     _loop: Loop | None = None

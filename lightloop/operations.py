@@ -80,7 +80,7 @@ class Operations:
 
     @hookimpl
     def backward(self, loop: Loop) -> bool:
-        differentiate(loop.loss, loop.seed, loop._seeds)  # type: ignore[arg-type]
+        differentiate(loop.loss, loop.share, loop._shares)  # type: ignore[arg-type]
         return True
 
     @hookimpl
@@ -89,7 +89,7 @@ class Operations:
 
     @hookimpl
     def step(self, loop: Loop) -> bool:
-        if loop.window.moments:
+        if loop.window.replays:
             loop.optimizer.step(Closure(loop, loop.optimizer))  # type: ignore[arg-type]
         else:
             loop.optimizer.step()

@@ -19,7 +19,7 @@ from lightloop.warning import warn
 class PluginAttributes:
     """Every option by its keyword, what a live plugin offers, and the live plugin of a group or tag.
 
-    Such as ``trainer.max_epochs``, ``trainer.run_dir`` (:attr:`lightloop.Plugin.offers`) and ``trainer.logger``, which is
+    Such as ``trainer.max_epochs``, ``trainer.run_dir`` (:attr:`lightloop.Plugin.exposes`) and ``trainer.logger``, which is
     None where there is none.
     """
 
@@ -40,13 +40,13 @@ class PluginAttributes:
         if name.startswith("_") or name in ("loop", "plugins"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         for plugin in self._live:
-            if name in plugin.offers:
-                return getattr(plugin, plugin.offers[name])
+            if name in plugin.exposes:
+                return getattr(plugin, plugin.exposes[name])
         for plugin in self._live:
             if (field := options_of(type(plugin)).get(name)) is not None:
                 return getattr(plugin, field.name)
         for plugin in self._live:
-            if name != plugin.name and name in plugin.called() and name not in ROLES:
+            if name != plugin.name and name in plugin.names() and name not in ROLES:
                 return plugin
         return self._of_no_live_plugin(name)
 
@@ -60,9 +60,9 @@ class PluginAttributes:
                 return getattr(self, today)
             return vars(self).get("_options", {}).get(name, default)  # given to a plugin that it leaves out
         installed = [found.plugin for found in discover().values() if found.plugin]
-        if any(name in plugin.called() - {plugin.name, *ROLES} for plugin in installed):
+        if any(name in plugin.names() - {plugin.name, *ROLES} for plugin in installed):
             return None
-        names = {*dir(self), *(today for today, _ in known.values()), *(each for p in self._live for each in p.offers)}
+        names = {*dir(self), *(today for today, _ in known.values()), *(each for p in self._live for each in p.exposes)}
         meant = hint(f"Trainer.{name}", discover().values()) or nearest(name, names)
         raise AttributeError(f"Trainer has no attribute {name!r}.{meant}")
 

@@ -14,7 +14,7 @@ from lightloop.inputs.optimizers import parameters_of, searches_line, takes_clos
 if TYPE_CHECKING:
     from lightloop.loop import Loop
 
-PIECE = ("batch", "batch_idx", "is_last_batch", "piece", "piece_idx", "pieces", "held", "seed")
+PIECE = ("batch", "batch_idx", "is_last_batch", "piece", "piece_idx", "pieces", "held", "share")
 """The attributes of the loop with which a piece goes forward and backward."""
 CONTEXT = (*PIECE, "output", "loss", "weight", "replaying", "again")
 """Those that a replay changes."""
@@ -26,7 +26,7 @@ def remember(loop: Loop) -> None:
     The loop does so after each ``backward`` where windows are kept. A plugin that goes backward at another place, as one
     that cuts a piece finer does, calls it there.
     """
-    loop.window.moments.append((_capture(loop, PIECE), _share(loop)))
+    loop.window.replays.append((_capture(loop, PIECE), _share(loop)))
 
 
 class Closure:
@@ -59,7 +59,7 @@ class Closure:
         unchanged, self._gathered = self._gathered == self._state(), None
         attributes, self._attributes = self._attributes, []
         if unchanged and _are_same(attributes, _attributes(loop.module)):
-            return _mean(loop, [share for _, share in loop.window.moments])
+            return _mean(loop, [share for _, share in loop.window.replays])
         with torch.enable_grad():
             loss = replay(loop)
         if loop.skip_step_reason is not None:
@@ -110,7 +110,7 @@ def replay(loop: Loop) -> Tensor:
         while loop.again:
             loop.again = False
             loop.hook.zero_grad(loop=loop)
-            losses = [_run(loop, piece) for piece, _ in loop.window.moments]
+            losses = [_run(loop, piece) for piece, _ in loop.window.replays]
             loop.prepare_step(show=not searches_line(loop.optimizer))
     finally:
         _restore(loop, CONTEXT, now)
@@ -118,7 +118,7 @@ def replay(loop: Loop) -> Tensor:
 
 
 def _check_kept(loop: Loop) -> None:
-    if not loop.window.moments:
+    if not loop.window.replays:
         raise RuntimeError("there is nothing to replay: call loop.keep_windows() in before_fit")
 
 
@@ -133,7 +133,7 @@ def _run(loop: Loop, piece: tuple[Any, ...]) -> Tensor:
 
 def _share(loop: Loop) -> Tensor:
     assert loop.loss is not None
-    return loop.loss.detach() if loop.seed is None else loop.loss.detach() * loop.seed
+    return loop.loss.detach() if loop.share is None else loop.loss.detach() * loop.share
 
 
 def _mean(loop: Loop, losses: list[Tensor]) -> Tensor:

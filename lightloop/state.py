@@ -96,14 +96,14 @@ class State(Control):
         self.output: Any = None
         self.loss: Tensor | None = None
         self.weight: Weight | None = None
-        self.seed: Tensor | None = None
+        self.share: Tensor | None = None
         self.gradients: list[Tensor] = []
         self.stepped = False
         self.epoch_finished = False
         self.stopping = False
         """Whether training ends at this batch boundary, by request."""
         self.replaying = False
-        """Whether the window is gone through again, by an optimizer's closure or by :func:`lightloop.replay`."""
+        """Whether the window is gone through again, by an optimizer's closure or by :func:`lightloop.toolkit.replay`."""
         self.again: bool | None = None
         """In an evaluation that can be repeated, whether it has to be: set by a phase whose gradient cannot be used."""
         self.no_replay: str | None = None
@@ -135,10 +135,10 @@ class State(Control):
         """Of how many windows to come it is looked at whether gradients were edited in place."""
         self._idle_told = self._unused_told = False
         self._norms: dict[float, Tensor] = {}
-        self._seeds: dict[Any, Tensor] = {}
+        self._shares: dict[Any, Tensor] = {}
         self._replays: list[bool] = []
 
-    def leave_out(self, plugin: Plugin, *hooks: str) -> None:
+    def opt_out(self, plugin: Plugin, *hooks: str) -> None:
         """Take ``plugin`` out of this run because it has nothing to do, or only out of the given ``hooks``.
 
         For a plugin that is out of the run, only the clean-up hooks are still called.
@@ -161,7 +161,7 @@ class State(Control):
             raise self.hook.wrong("select_optimizers", IndexError, found)
         self.optimizer_idx, self.optimizer = index, self.window.optimizer
 
-    def place(self) -> str:
+    def where(self) -> str:
         """Return the position of the run for messages: epoch, batch and, if there are several ranks, rank."""
         evaluation = self.evaluation
         where = f"batch {self.batch_idx}" if evaluation is None else f"{evaluation.stage} batch {evaluation.batch_idx}"
@@ -257,7 +257,7 @@ class State(Control):
     def samples_in(self, batch: Any) -> int | None:
         """Return the number of samples in ``batch``; None if unknown.
 
-        A module that defines ``batch_size(batch)`` is asked; for others see :func:`lightloop.batch_size`.
+        A module that defines ``batch_size(batch)`` is asked; for others see :func:`lightloop.toolkit.batch_size`.
         """
         if self._counted is None or self._counted[0] is not batch:
             say = getattr(self.module, "batch_size", None)
@@ -288,7 +288,7 @@ class State(Control):
             self._uncounted.add(stage)
             warn(
                 f"the mean of metric {name!r} over the {'epoch' if evaluating is None else 'pass'} counts each batch as one, "
-                f"as it cannot be known how many samples are in {describe(batch)} (at {self.place()}): give "
+                f"as it cannot be known how many samples are in {describe(batch)} (at {self.where()}): give "
                 f"log(..., weight=samples), or define {self.module_name}.batch_size(batch)"
             )
         return size

@@ -217,7 +217,7 @@ class Trainer(RunAttributes, PluginAttributes, TrainerOptions):
                     loop.status = "finished"
             except BaseException as error:
                 if loop.stage == "fit":  # a pass of evaluation has said where it was
-                    add_note(error, f"at {loop.place()}")
+                    add_note(error, f"at {loop.where()}")
                 if isinstance(error, AttributeError) and isinstance(error.obj, Module):
                     for sentence in filter(None, [hint(f"Module.{error.name}", discover().values())]):
                         add_note(error, sentence.strip())

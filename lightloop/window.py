@@ -46,7 +46,7 @@ class Window:
     """Gradients with which a step was taken and which were not dropped then: references, each with the tensor's version."""
     warned: bool = False
     """Whether it has been said that only some batches came with a weight."""
-    moments: list[tuple[tuple[Any, ...], Tensor]] = field(default_factory=list)
+    replays: list[tuple[tuple[Any, ...], Tensor]] = field(default_factory=list)
     """The inputs needed to replay each piece, with its share in the loss; kept if the window may be replayed."""
 
     def add(self, weight: Weight, weighted: bool) -> None:
@@ -73,7 +73,7 @@ class Window:
         """Reset the window, keeping its plan."""
         self.batches = self.contributions = self.weight = 0
         self.weighted = False
-        self.moments = []
+        self.replays = []
 
 
 def windows_for(setup: Setup, asks: bool) -> list[Window]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from lightloop import discover
 from lightloop.host.keywords import known_options
 from lightloop.host.options import default_of, hints_of
 from lightloop.host.signature import kinds
+from lightloop.toolkit import discover
 
 ABSTRACT = ("Callable", "Iterable", "Mapping", "Sequence")
 STUB = Path(__file__).parents[1] / "lightloop" / "trainer_options.pyi"

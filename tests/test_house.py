@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lightloop import ROLES, discover
 from lightloop.host.options import OPTION, options_of
+from lightloop.toolkit import ROLES, discover
 
 ROOT = Path(__file__).parent.parent
 OURS = {name: found for name, found in discover().items() if found.distribution == "lightloop"}
@@ -141,7 +141,7 @@ def test_nothing_names_a_machine_or_a_registry():
     assert found == []
 
 
-DECLARATIONS = {"before", "after", "requires", "conflicts", "displaces"}
+DECLARATIONS = {"before", "after", "requires", "conflicts", "replaces"}
 
 
 def lists_of_names(tree, known):

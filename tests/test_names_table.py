@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lightloop import Module, Trainer, discover
+from lightloop import Module, Trainer
 from lightloop.host.keywords import known_options
+from lightloop.toolkit import discover
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "names.md"
@@ -104,7 +105,7 @@ def test_every_option_that_is_named_exists():
     for found in discover().values():
         assert found.left_out_by is None, f"{found.name} is left out by {found.left_out_by}"
     known = known_options(discover())
-    kinds = {kind for found in discover().values() if found.plugin for kind in found.plugin.called()}
+    kinds = {kind for found in discover().values() if found.plugin for kind in found.plugin.names()}
     named = {option for _, here, _ in rows() for option in re.findall(r"Trainer\((\w+)=", here) if not to_come(here)}
     assert sorted(named - {*known, *kinds}) == []
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lightloop import Trainer, discover
+from lightloop import Trainer
 from lightloop.host.keywords import known_options
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop.toolkit import discover
 
 PAGE = Path(__file__).parent.parent / "docs" / "names.md"
 # old name: (a value for it, the new name, the value that this stands for)

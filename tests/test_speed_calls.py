@@ -146,7 +146,7 @@ def test_an_idle_plugin_costs_no_call():
 
         @hookimpl
         def before_fit(self, loop):
-            loop.leave_out(self)
+            loop.opt_out(self)
 
         @hookimpl
         def before_batch(self):
@@ -187,7 +187,7 @@ class Objects(Plugin):
     name = "objects"
     after = ("log_every", "progress", "throughput", "validation")
 
-    def check(self):
+    def validate(self):
         self.counts = []
 
     @hookimpl
@@ -255,11 +255,11 @@ def test_the_collector_does_not_go_through_all_of_torch_while_plugins_are_import
     program = (
         "import gc, torch, lightloop\n"
         "before = gc.get_stats()[2]['collections']\n"
-        "found = lightloop.discover()\n"
+        "found = lightloop.toolkit.discover()\n"
         "assert len(found) > 50\n"
         "print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count(), gc.isenabled())\n"
         "gc.freeze()\n"  # what a program has set aside itself stays there
-        "lightloop.discover()\n"
+        "lightloop.toolkit.discover()\n"
         "print(gc.get_freeze_count() > 0)\n"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

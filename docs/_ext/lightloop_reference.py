@@ -21,11 +21,13 @@ from typing import Any
 
 import lightloop
 import lightloop.testing
-from lightloop import Hooks, Plugin, discover
+import lightloop.toolkit
+from lightloop import Hooks, Plugin
 from lightloop.cli.front import main
 from lightloop.host.dispatch import CLEAN_UP
 from lightloop.host.options import OPTION, default_of, options_of, type_name
 from lightloop.testing.accelerators import AcceleratorContract
+from lightloop.toolkit import discover
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = re.compile(r"^<!-- generated: ([a-z_]+) -->$", re.MULTILINE)
@@ -140,7 +142,7 @@ def place(plugin: type[Plugin]) -> str:
         "after": "runs after",
         "requires": "needs",
         "conflicts": "cannot be with",
-        "displaces": "leaves out",
+        "replaces": "leaves out",
         "tags": "is also called",
     }
     lines = [
@@ -152,8 +154,10 @@ def place(plugin: type[Plugin]) -> str:
     for attribute, words in labels.items():
         if names := getattr(plugin, attribute):
             lines.append(f"* {words}: {', '.join(f'`{name}`' for name in names)}")
-    if plugin.offers:
-        lines.append(f"* the trainer has, while it is live: {', '.join(f'`trainer.{name}`' for name in plugin.offers)}")
+    if plugin.exposes:
+        lines.append(
+            f"* the trainer has, while it is live: {', '.join(f'`trainer.{name}`' for name in plugin.exposes)}"
+        )
     here = [f"[{hook}](hooks.md#{anchor(hook)})" for hook in HOOKS if plugin.name in implementers(hook)]
     lines.append(f"* hooks: {', '.join(here) or 'none'}")
     return "\n".join(lines) + "\n"
@@ -162,6 +166,11 @@ def place(plugin: type[Plugin]) -> str:
 def names() -> str:
     """Every public name of the package, through autodoc."""
     return "\n".join(documented(lightloop, name) for name in lightloop.__all__)
+
+
+def toolkit() -> str:
+    """Every tool for plugins, through autodoc."""
+    return "\n".join(documented(lightloop.toolkit, name) for name in lightloop.toolkit.__all__)
 
 
 def testing() -> str:
@@ -321,6 +330,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "plugin_list": plugin_list,
     "plugin_pages": plugin_pages,
     "testing": testing,
+    "toolkit": toolkit,
 }
 
 

@@ -36,7 +36,7 @@ KINDS = {
         "set_epoch",
         "seed",
         "shard_data",
-        "in_step",
+        "lockstep",
         "outputs",
         "whole_batches",
         "pin_memory",

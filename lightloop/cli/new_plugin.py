@@ -51,14 +51,14 @@ class {kind}(Plugin):
 
     name = "{name}"
     works_with = ">={major_minor}"
-    tags = ("watches",)  # what it does in a run, by which others mean it: see lightloop.ROLES
+    tags = ("watches",)  # what it does in a run, by which others mean it: see lightloop.toolkit.ROLES
     state = ("count",)  # what a resumed run must have back
 
     every: int = option(1, "Log the count each so many batches; at least 1.")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.every < 1:
-            raise self.refuse("every", "at least 1")
+            raise self.invalid("every", "at least 1")
 
     def reset(self) -> None:
         self.count = 0

@@ -122,7 +122,7 @@ def _add_kinds(parser: Any, found: Mapping[str, Found]) -> None:
     plugins = [each.plugin for each in found.values() if each.plugin is not None]
     kinds: dict[str, list[str]] = {}
     for plugin in plugins:
-        for kind in plugin.called() - {plugin.name}:
+        for kind in plugin.names() - {plugin.name}:
             kinds.setdefault(kind, []).append(plugin.name)
     known = known_options(found)
     add = _adder(parser.add_argument_group("kinds of plugins"))

@@ -12,7 +12,7 @@ from lightloop.host.nearest import nearest
 from lightloop.host.options import OPTION, default_of, options_of, type_name
 from lightloop.host.plugin import Plugin
 
-PLACE = ("group", "tags", "before", "after", "requires", "conflicts", "displaces", "works_with", "ranks", "on_failure")
+PLACE = ("group", "tags", "before", "after", "requires", "conflicts", "replaces", "works_with", "ranks", "on_failure")
 
 
 def plugins(arguments: list[str]) -> int:

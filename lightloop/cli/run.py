@@ -70,7 +70,7 @@ class KeepConfig(Plugin):
         if directory is not None:
             with replace_in(directory, "config.yaml", encoding="utf-8") as file:
                 file.write(self.text)
-        loop.leave_out(self)
+        loop.opt_out(self)
 
 
 def run(stage: Stage, arguments: list[str]) -> int:

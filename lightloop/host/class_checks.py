@@ -13,7 +13,7 @@ from lightloop.host.options import OPTION
 if TYPE_CHECKING:
     from lightloop.host.plugin import Plugin
 
-NAMES = ("before", "after", "requires", "conflicts", "tags", "displaces", "arguments", "disturbs")
+NAMES = ("before", "after", "requires", "conflicts", "tags", "replaces", "arguments", "disturbs")
 DISTURBS = ("parameters", "gradients", "random", "modes", "waiting")
 """What a plugin may say that it disturbs."""
 RANKS = ("all", "main")

@@ -115,7 +115,7 @@ def check_places(plugins: Sequence[Plugin], hooks: Mapping[str, pluggy.HookCalle
     for name, caller in hooks.items():
         for impl in caller.get_hookimpls() if name not in CLEAN_UP else ():
             impls.setdefault(impl.plugin_name, {}).setdefault(name, []).append(impl)
-    called = {plugin.key: plugin.called() for plugin in plugins}
+    called = {plugin.key: plugin.names() for plugin in plugins}
     for one, other in permutations([plugin for plugin in plugins if plugin.key in impls], 2):
         if called[other.key].isdisjoint(one.before) and called[one.key].isdisjoint(other.after):
             continue
@@ -211,4 +211,4 @@ def _may_yield(hook: str, method: Any, caller: pluggy.HookCaller) -> bool:
 
 def _places(one: Plugin, other: Plugin) -> bool:
     """Whether ``one`` says on which side of ``other`` it stands."""
-    return bool(other.called() & {*one.before, *one.after})
+    return bool(other.names() & {*one.before, *one.after})

@@ -97,7 +97,7 @@ def claimed_twice(name: str, known: Known) -> str:
 
 def _unknown(name: str, known: Mapping[str, Known], found: Collection[Found]) -> TypeError:
     today = {option.keyword for option in known.values()}
-    kinds = {kind for each in found if each.plugin for kind in each.plugin.called() - {each.name, *ROLES}}
+    kinds = {kind for each in found if each.plugin for kind in each.plugin.names() - {each.name, *ROLES}}
     absent = [f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem]
     meant = hint(f"Trainer.{name}", found) or nearest(name, today | kinds)
     return TypeError(f"Trainer has no option {name!r}.{meant}{''.join(absent)}")

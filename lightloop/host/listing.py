@@ -78,7 +78,7 @@ class Listing:
         of one is meant for the kind. Returns whether ``value`` was for the kind.
         """
         classes = [*(found.plugin for found in self.found.values() if found.plugin), *self.classes]
-        of_kind = [plugin for plugin in classes if kind in plugin.called() and kind != plugin.name]
+        of_kind = [plugin for plugin in classes if kind in plugin.names() and kind != plugin.name]
         names = {plugin.name for plugin in of_kind} if kind not in ROLES else set()
         if value == "auto":
             value = next((plugin.name for plugin in of_kind if is_default_here(plugin)), "auto")

@@ -10,14 +10,14 @@ from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 
 class Placed(Protocol):
-    """What can be put in order: it says before and after whom it comes, by any of the names that those are ``called``."""
+    """What can be put in order: it says before and after whom it comes, by any of their ``names``."""
 
     name: ClassVar[str]
     before: ClassVar[tuple[str, ...]]
     after: ClassVar[tuple[str, ...]]
 
     @classmethod
-    def called(cls) -> frozenset[str]:
+    def names(cls) -> frozenset[str]:
         """Every name that means it."""
 
 
@@ -179,7 +179,7 @@ def _edges(nodes: Sequence[Placed | type[Placed]]) -> dict[Edge, str]:
         if node.name in twins:
             edges[twins[node.name], index] = f"two {node.name!r} keep the order in which they are listed"
         twins[node.name] = index
-        for name in node.called():
+        for name in node.names():
             named.setdefault(name, []).append(index)
     for index, node in enumerate(nodes):
         for name in node.before:

@@ -41,12 +41,12 @@ class Plugin(Implementations):
     group: ClassVar[str | None] = None
     """At most one plugin of a group is live; a default one gives way to one that is asked for."""
     tags: ClassVar[tuple[str, ...]] = ()
-    """Further names by which others may refer to it: its kind, such as "logger", and roles (``lightloop.ROLES``)."""
-    displaces: ClassVar[tuple[str, ...]] = ()
+    """Further names by which others may refer to it: its kind, such as "logger", and roles (``lightloop.toolkit.ROLES``)."""
+    replaces: ClassVar[tuple[str, ...]] = ()
     """Names, groups or tags that this plugin replaces: they are left out while it is live."""
     default: ClassVar[bool] = False
     """Whether it is live by default, provided that the plugins that it requires are live."""
-    offers: ClassVar[Mapping[str, str]] = {}
+    exposes: ClassVar[Mapping[str, str]] = {}
     """Attributes that the Trainer has while this plugin is live, each with the attribute of the plugin behind it."""
     hints: ClassVar[Mapping[str, str]] = {}
     """What to write in place of names that do not exist, for the errors about them: "Trainer.NAME" for an option or
@@ -96,28 +96,28 @@ class Plugin(Implementations):
             if OPTION in field.metadata and not fits(value, hints.get(field.name, Any)):
                 option = describe(type(self), field.name)
                 raise TypeError(f"{option} must be {type_name(field)}; {value!r} is {type(value).__name__}")
-        self.check()
+        self.validate()
         self.reset()
 
     def reset(self) -> None:
         """Reset what the plugin remembers of a run, so that each run starts clean.
 
-        It is called at construction, after :meth:`check`, and by the host before the ``setup`` of each run, whatever its
+        It is called at construction, after :meth:`validate`, and by the host before the ``setup`` of each run, whatever its
         stage; what a resumed run has back is put back later. A plugin may call it in ``teardown`` to hold nothing longer.
         """
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Reject invalid option values; called at construction, after the types have been checked.
 
-        Raise ValueError or TypeError; :meth:`refuse` words it.
+        Raise ValueError or TypeError; :meth:`invalid` words it.
         """
 
-    def refuse(self, field: str, wanted: str) -> ValueError:
+    def invalid(self, field: str, wanted: str) -> ValueError:
         """Return the error that names an option, its value, and what it must be."""
         return ValueError(f"{describe(type(self), field)} must be {wanted}; it is {getattr(self, field)!r}")
 
     @classmethod
-    def called(cls) -> frozenset[str]:
+    def names(cls) -> frozenset[str]:
         """All names by which other plugins may refer to this one: its name, group and tags."""
         return frozenset((cls.name, *cls.tags, *([cls.group] if cls.group else [])))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightloop.exceptions import add_note
-from lightloop.host.declarations import check_declarations, undisplaced
+from lightloop.host.declarations import check_declarations, unreplaced
 from lightloop.host.found import OWN_DISTRIBUTION, Found, PluginError
 from lightloop.host.keywords import known_options, resolve
 from lightloop.host.listing import Entry, Listing, is_default_here
@@ -34,7 +34,7 @@ class Selection:
         self._given: dict[type[Plugin], dict[str, Any]] = {}
         for keyword, value in self._options.items():
             self._given.setdefault(self._known[keyword].plugin, {})[keyword] = value
-        chosen = undisplaced(self._chosen())
+        chosen = unreplaced(self._chosen())
         self.absent = absent(chosen, found, self._listing.classes)
         """The plugins that are not live, and have a say in the order all the same."""
         self.live = in_order(chosen, self.absent)
@@ -107,7 +107,7 @@ class Selection:
         return (
             plugin.name in self._listing.without
             or plugin.group in groups
-            or bool(plugin.called() & self._listing.chosen)
+            or bool(plugin.names() & self._listing.chosen)
             or any(self._known[keyword].option.switch and not value for keyword, value in given.items())
             or (is_default_here(plugin) and self._options.get(plugin.group or "") is False)
         )
@@ -116,7 +116,7 @@ class Selection:
         """``defaults`` without those that lack what they require, save where an option of theirs was given."""
         kept = list(defaults)
         while True:
-            there = {name for plugin in (*live, *kept) for name in plugin.called()}
+            there = {name for plugin in (*live, *kept) for name in plugin.names()}
             lacking = [each for each in kept if type(each) not in self._given and not there.issuperset(each.requires)]
             if not lacking:
                 return kept

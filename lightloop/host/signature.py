@@ -31,7 +31,7 @@ def option_parameters(found: Mapping[str, Found]) -> list[inspect.Parameter]:
 
 def kinds(found: Mapping[str, Found]) -> set[str]:
     """The groups and tags that choose among their plugins, such as "logger"."""
-    return {kind for each in found.values() if each.plugin for kind in each.plugin.called() - {each.name, *ROLES}}
+    return {kind for each in found.values() if each.plugin for kind in each.plugin.names() - {each.name, *ROLES}}
 
 
 class OptionsSignature:

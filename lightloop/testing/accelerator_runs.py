@@ -70,7 +70,7 @@ class Watch(Plugin):
     name = "watch"
     before = ("clip",)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
 
@@ -170,7 +170,7 @@ def train(run: Run) -> dict[str, Any]:
     meter = Meter(count)
     plugins = [
         "-*",
-        "in_step",
+        "lockstep",
         "shard_data",
         "set_epoch",
         *(() if "accelerator" in run.options else ("cpu",)),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightloop import Plugin, Trainer, discover
+from lightloop import Plugin, Trainer
 from lightloop.host.discovery import GROUP
 from lightloop.host.listing import Entry
 from lightloop.host.local import LOCAL
@@ -25,6 +25,7 @@ from lightloop.testing.models import TinyClassifier, classification_batches
 from lightloop.testing.ranks import run_ranks, values_of
 from lightloop.testing.resuming import Resuming
 from lightloop.testing.syncs import count_syncs
+from lightloop.toolkit import discover
 
 LASTING = ("signal handlers", "threads", "hooks of the module", "open files", "settings of torch", "standard streams")
 """What must be after a run as before it."""

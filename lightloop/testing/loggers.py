@@ -61,7 +61,7 @@ class LoggerContract(PluginContract):
         def work() -> None:
             logger = self.make()
             options = {**self.trainer, "save_every": "2 batches", "log_every_n_steps": 0, "default_root_dir": str(root)}
-            plugins = ["-*", *SAVING, "in_step", "log_every", *self.others, logger, _Rows(kill_after)]
+            plugins = ["-*", *SAVING, "lockstep", "log_every", *self.others, logger, _Rows(kill_after)]
             trainer = Trainer(plugins, run_version=run, resume=resume, **options)
             trainer.fit(Probe(), probe_batches(6))
 

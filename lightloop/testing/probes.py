@@ -34,7 +34,7 @@ class Watch(Plugin):
 
     name = "watch"
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.gradients: list[Any] = []
         self.modes: list[bool] = []
 

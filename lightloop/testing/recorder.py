@@ -31,5 +31,5 @@ class Recorder(Plugin):
             locals()[_name] = _recording(_name, _spec.lightloop_spec["firstresult"] and _name not in CLEAN_UP)
     del _name, _spec
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.events: list[str] = []

@@ -21,7 +21,7 @@ class Rows(Plugin):
     name = "rows"
     tags = ("logger",)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.rows: list[tuple[int, dict[str, Any]]] = []
 
     @hookimpl

@@ -26,7 +26,7 @@ Snapshot = dict[str, str]
 
 OF_THE_BATCH = (
     "batch", "gradients", "held", "is_last_batch", "loss", "optimizer", "optimizer_idx", "output", "piece", "piece_idx",
-    "pieces", "replaying", "seed", "skip_batch_reason", "skip_step_reason", "stepped", "weight", "window",
+    "pieces", "replaying", "share", "skip_batch_reason", "skip_step_reason", "stepped", "weight", "window",
 )  # fmt: skip
 """Attributes of the loop that each batch sets before they are read."""
 OF_THE_PROCESS = (

@@ -43,7 +43,7 @@ class Case:
 class Look(Plugin):
     """Records the gradient that it sees before each step; the subclasses declare nothing and differ by their names."""
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.seen: list[list[Tensor]] = []
         self.norms: list[Tensor] = []
 

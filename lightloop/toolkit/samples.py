@@ -15,11 +15,11 @@ def take_samples(batch: Any, size: int, first: int, end: int, *, collated: bool 
     text that is one, None) goes into each part.
 
     Args:
-        batch: of containers as :func:`lightloop.map_leaves` knows them.
-        size: how many samples it has, see :func:`lightloop.batch_size`.
+        batch: of containers as :func:`lightloop.toolkit.map_leaves` knows them.
+        size: how many samples it has, see :func:`lightloop.toolkit.batch_size`.
         first: the first sample.
         end: the sample after the last.
-        collated: as for :func:`lightloop.batch_size`.
+        collated: as for :func:`lightloop.toolkit.batch_size`.
 
     Raises:
         ValueError: if there is a part of which it cannot be said which samples it belongs to.

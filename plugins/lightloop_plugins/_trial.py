@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from lightloop import Loop, Plugin, Trainer, context, hookimpl, keep_random
+from lightloop import Loop, Plugin, Trainer, hookimpl
+from lightloop.toolkit import context, keep_random
 
 ASIDE = (
     *(
@@ -35,7 +36,7 @@ class Trial(Plugin):
     """Bounds a run by what :meth:`go_on` says after each window, and leaves out what is :data:`ASIDE`."""
 
     name = "trial"
-    displaces: ClassVar[tuple[str, ...]] = ASIDE
+    replaces: ClassVar[tuple[str, ...]] = ASIDE
 
     def go_on(self, loop: Loop) -> bool:
         """Whether another step is wanted."""
@@ -66,7 +67,7 @@ def run(trainer: Trainer, module: nn.Module, train: Any, trial: Trial) -> None:
         raise TypeError(
             "the data of a trial is read again in training, which a generator cannot be: give a list or DataLoader"
         )
-    kept = [copy.deepcopy(plugin) for plugin in _kept(trainer.plugins, set(trial.displaces))]
+    kept = [copy.deepcopy(plugin) for plugin in _kept(trainer.plugins, set(trial.replaces))]
     put_back = keep_random()
     try:
         with generators_kept(train):
@@ -77,8 +78,8 @@ def run(trainer: Trainer, module: nn.Module, train: Any, trial: Trial) -> None:
 
 def _kept(plugins: Sequence[Plugin], aside: set[str]) -> list[Plugin]:
     """``plugins`` without those ``aside``, and without those that need one of these."""
-    kept = [plugin for plugin in plugins if not plugin.called() & aside]
-    there = {name for plugin in kept for name in plugin.called()}
+    kept = [plugin for plugin in plugins if not plugin.names() & aside]
+    there = {name for plugin in kept for name in plugin.names()}
     lacking = {plugin.name for plugin in kept if not there.issuperset(plugin.requires)}
     return _kept(kept, lacking) if lacking else kept
 

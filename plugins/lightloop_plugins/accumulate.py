@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from lightloop import Loop, Plugin, hookimpl, option, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import warn
 
 
 class Accumulate(Plugin):
@@ -19,7 +20,7 @@ class Accumulate(Plugin):
 
     name = "accumulate"
     before = ("tbptt",)
-    offers: ClassVar[Mapping[str, str]] = {"accumulate_grad_batches": "factor"}
+    exposes: ClassVar[Mapping[str, str]] = {"accumulate_grad_batches": "factor"}
     disturbs = ("gradients", "parameters")
     transient = ("schedule", "factor", "_size", "_warned")
 
@@ -29,13 +30,13 @@ class Accumulate(Plugin):
         flag="accumulate_grad_batches",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.schedule = dict(self.batches) if isinstance(self.batches, Mapping) else {0: self.batches}
         for epoch, batches in self.schedule.items():
             if type(epoch) is not int or type(batches) is not int or epoch < 0 or batches < 1:
-                raise self.refuse("batches", "a whole number from 1, or a schedule {epoch from 0: batches from 1}")
+                raise self.invalid("batches", "a whole number from 1, or a schedule {epoch from 0: batches from 1}")
         if not self.schedule:
-            raise self.refuse("batches", "a schedule with at least one epoch")
+            raise self.invalid("batches", "a schedule with at least one epoch")
         self.factor = self.schedule.get(0, 1)
         self._size = math.inf
         self._warned = False

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from lightloop import Loop, Plugin, Trainer, describe, hookimpl, option
+from lightloop import Loop, Plugin, Trainer, hookimpl, option
+from lightloop.toolkit import describe
 from lightloop_plugins._trial import Trial, free_memory, is_out_of_memory, run
 
 
@@ -120,9 +121,9 @@ class Steps(Trial):
     """Makes so many steps, and looks how large the batches really are."""
 
     name = "batch_size_trial"
-    displaces = (*Trial.displaces, "split_on_oom")
+    replaces = (*Trial.replaces, "split_on_oom")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.steps, self.largest, self.several = 1, 0, False
 
     @hookimpl
@@ -158,9 +159,9 @@ class BatchSizeFind(Plugin):
     )
     attribute: str = option("batch_size", "The module's attribute that holds the batch size.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.mode not in ("power", "binary", True, None):
-            raise self.refuse("mode", "'power', 'binary' or True")
+            raise self.invalid("mode", "'power', 'binary' or True")
 
     @hookimpl
     def setup(self, loop: Loop) -> None:

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, clip_norm_, hookimpl, option, parameters_of, refuse_closures, searches_line
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import clip_norm_, parameters_of, refuse_closures, searches_line
 
 
 class Clip(Plugin):
@@ -51,11 +52,11 @@ class Clip(Plugin):
         enables=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.limit is None or not self.limit > 0:
-            raise self.refuse("limit", "a number above 0")
+            raise self.invalid("limit", "a number above 0")
         if not self.eps > 0:
-            raise self.refuse("eps", "a number above 0")
+            raise self.invalid("eps", "a number above 0")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:

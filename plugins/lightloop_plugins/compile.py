@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, Plugin, defined, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import defined
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 LOGS = ("log", "log_dict")
@@ -39,13 +40,13 @@ class Compile(Plugin):
         False, "Raise an error unless each step compiles to a single graph; such steps cannot log.", enables=False
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.mode is not None and self.mode not in (modes := torch._inductor.list_mode_options()):
-            raise self.refuse("mode", f"one of {', '.join(modes)}")
+            raise self.invalid("mode", f"one of {', '.join(modes)}")
         if self.mode is not None and self.backend != "inductor":
-            raise self.refuse("mode", f"None with backend {self.backend!r}: modes are inductor's")
+            raise self.invalid("mode", f"None with backend {self.backend!r}: modes are inductor's")
         if self.backend != "inductor" and self.backend not in (known := torch.compiler.list_backends(exclude_tags=())):
-            raise self.refuse("backend", f"one of {', '.join(known)}")
+            raise self.invalid("backend", f"one of {', '.join(known)}")
         self._replaced: dict[str, Any] = {}
 
     @hookimpl

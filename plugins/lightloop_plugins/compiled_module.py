@@ -22,7 +22,7 @@ class CompiledModule(Plugin):
     before = ("accelerator", "strategy", "compile")
     transient = ("_wrapper", "_before")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._wrapper: Any = None
         self._before: Any = None
 
@@ -30,7 +30,7 @@ class CompiledModule(Plugin):
     def setup(self, loop: Loop) -> None:
         self._wrapper = loop.module if is_wrapper(loop.module) else None
         if self._wrapper is None:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         module: Any = self._wrapper._orig_mod
         self._before = module._compiled_call_impl

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightloop import Loop, Plugin, hookimpl, map_leaves, option
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import map_leaves
 
 
 class CudaGraphs(Plugin):
@@ -33,15 +34,15 @@ class CudaGraphs(Plugin):
         enables=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._parameters: list[nn.Parameter] = []
         self._kept: set[int] = set()
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
-        self.check()
+        self.validate()
         if not (loop.device.type == "cuda" and uses_graphs(loop.module) if self.guard is None else self.guard):
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
@@ -59,7 +60,7 @@ class CudaGraphs(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self.check()
+        self.validate()
 
     def _begin(self) -> None:
         """Let the graphs write over what they have given, save for the gradients that the next backward adds to."""

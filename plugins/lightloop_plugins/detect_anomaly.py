@@ -22,7 +22,7 @@ class DetectAnomaly(Plugin):
         False, "Let autograd check each backward operation for NaN; slow.", flag="detect_anomaly", switch=True
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._before: tuple[bool, bool] | None = None
 
     @hookimpl

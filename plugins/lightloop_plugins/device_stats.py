@@ -40,7 +40,7 @@ class DeviceStats(Plugin):
         neutral=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._every = Every(50 if self.when is None else self.when, "log_device_stats")
         self._seen = False
 

@@ -33,11 +33,11 @@ class Duration(Plugin):
         None, "Minimum number of optimizer steps; requests to stop wait until then.", flag="min_steps"
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         for name in ("max_epochs", "max_steps", "min_epochs", "min_steps"):
             lowest = -1 if name.startswith("max") else 0
             if (value := getattr(self, name)) is not None and value < lowest:
-                raise self.refuse(name, f"a whole number from {lowest}")
+                raise self.invalid(name, f"a whole number from {lowest}")
 
     @hookimpl(wrapper=True)
     def before_fit(self, loop: Loop) -> Generator[None, None, None]:

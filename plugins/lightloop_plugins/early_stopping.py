@@ -8,7 +8,8 @@ import operator
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal
 
-from lightloop import Evaluation, Loop, Plugin, hookimpl, option, warn
+from lightloop import Evaluation, Loop, Plugin, hookimpl, option
+from lightloop.toolkit import warn
 
 log = logging.getLogger("lightloop")
 
@@ -26,7 +27,7 @@ class EarlyStopping(Plugin):
     tags = ("stops",)
     after = ("log_every", "validation")
     before = ("checkpoint",)
-    offers: ClassVar[Mapping[str, str]] = {"early_stop_callback": "itself"}
+    exposes: ClassVar[Mapping[str, str]] = {"early_stop_callback": "itself"}
     state = (
         "wait_count", "best_score", "last_score", "stopped_epoch", "_reason", "_validated", "_checked", "_updates",
     )  # fmt: skip
@@ -57,11 +58,11 @@ class EarlyStopping(Plugin):
         switch=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.patience < 0:
-            raise self.refuse("patience", "a whole number from 0")
+            raise self.invalid("patience", "a whole number from 0")
         if not self.min_delta >= 0:
-            raise self.refuse("min_delta", "a number from 0")
+            raise self.invalid("min_delta", "a number from 0")
         self.key = f"{self.name}:{self.monitor}"
         self.verbose = self.verbose or self.callback is True
         mode = self.mode

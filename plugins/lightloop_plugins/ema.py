@@ -40,19 +40,19 @@ class EMA(Plugin):
     device: str | None = option(
         None, "Where the average is kept ('cpu' costs a copy per update); None is beside the weights.", enables=False
     )
-    validate: bool = option(False, "Validate with the averaged weights.", enables=False)
+    in_validation: bool = option(False, "Validate with the averaged weights.", flag="ema_validate", enables=False)
     keep: bool = option(False, "Leave the averaged weights in the module after training.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.decay is not None and not 0 <= self.decay < 1:
-            raise self.refuse("decay", "a number from 0 to below 1")
+            raise self.invalid("decay", "a number from 0 to below 1")
         if self.every < 1:
-            raise self.refuse("every", "a whole number from 1")
+            raise self.invalid("every", "a whole number from 1")
         if self.device is not None:
             try:
                 torch.device(self.device)
             except RuntimeError:
-                raise self.refuse("device", "a device that torch knows") from None
+                raise self.invalid("device", "a device that torch knows") from None
         self.average: dict[str, Tensor] = {}
         self.updates = 0
 
@@ -65,8 +65,8 @@ class EMA(Plugin):
     def before_fit(self, loop: Loop) -> None:
         self._weights = averaged_tensors(loop.module, self.buffers)
         self.average, self.updates = {}, 0
-        if not self.validate:
-            loop.leave_out(self, "before_evaluation")
+        if not self.in_validation:
+            loop.opt_out(self, "before_evaluation")
 
     @hookimpl
     def before_step(self, loop: Loop) -> None:

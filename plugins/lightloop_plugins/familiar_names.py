@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from lightloop import Callback, Loop, Module, Plugin, hookimpl, warn
+from lightloop import Callback, Loop, Module, Plugin, hookimpl
+from lightloop.toolkit import warn
 
 OPTIONS = {
     "barebones": 'Trainer(plugins=["-*"]) leaves out all plugins that are live by default',

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from lightloop import Limited, Loop, Plugin, evaluate, hookimpl, option
+from lightloop import Loop, Plugin, evaluate, hookimpl, option
+from lightloop.toolkit import Limited
 
 
 class FastDevRun(Plugin):
@@ -18,7 +19,7 @@ class FastDevRun(Plugin):
     name = "fast_dev_run"
     tags = ("validation", "bounds")
     before = ("checkpoint",)
-    displaces = ("bounds", "logger", "logs", "saves", "shortens", "stops", "validates")
+    replaces = ("bounds", "logger", "logs", "saves", "shortens", "stops", "validates")
     disturbs = ("gradients", "parameters")
     transient = ("count",)
 
@@ -29,9 +30,9 @@ class FastDevRun(Plugin):
         switch=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.batches < 0 or self.batches is False:
-            raise self.refuse("batches", "a whole number from 1, or True for one")
+            raise self.invalid("batches", "a whole number from 1, or True for one")
         self.count = int(self.batches)
 
     @hookimpl(wrapper=True, tryfirst=True)  # around whoever shards or seeds a loader

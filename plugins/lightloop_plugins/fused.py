@@ -9,7 +9,8 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
-from lightloop import Loop, Plugin, Setup, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, Setup, hookimpl, option
+from lightloop.toolkit import parameters_of
 
 CAN = (Adagrad, Adam, AdamW, SGD)
 log = logging.getLogger("lightloop")
@@ -47,7 +48,7 @@ class Fused(Plugin):
                 for parameter, state in optimizer.state.items():
                     if "step" in state:
                         state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
-        loop.leave_out(self, "before_epoch")
+        loop.opt_out(self, "before_epoch")
 
 
 def fuse(optimizer: Optimizer) -> bool:

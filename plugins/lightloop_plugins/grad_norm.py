@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, elements, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import elements, parameters_of
 
 
 class GradNorm(Plugin):
@@ -37,18 +38,18 @@ class GradNorm(Plugin):
         enables=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if isinstance(self.norm_type, str) and self.norm_type != "inf":
-            raise self.refuse("norm_type", "a number above 0, or 'inf'; -1 is off")
+            raise self.invalid("norm_type", "a number above 0, or 'inf'; -1 is off")
         self.p = float(self.norm_type)
         if not self.p > 0:
-            raise self.refuse("norm_type", "a number above 0, or 'inf'; -1 is off")
+            raise self.invalid("norm_type", "a number above 0, or 'inf'; -1 is off")
         try:
             keys = {self.metric.format(p=self.p, name=name) for name in "ab"}
         except (KeyError, IndexError, ValueError):
             keys = set()
         if len(keys) < 2:
-            raise self.refuse("metric", "a text with {name} in it, and perhaps {p}")
+            raise self.invalid("metric", "a text with {name} in it, and perhaps {p}")
         self._total = self._called("total")
         self._names: dict[int, str] = {}
         self._before: dict[str, Tensor] = {}

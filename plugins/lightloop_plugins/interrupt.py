@@ -34,7 +34,7 @@ class Interrupt(Plugin):
         enables=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._handlers = Handlers()
         self._loop: Loop | None = None
         self._presses = 0

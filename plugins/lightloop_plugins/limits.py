@@ -8,7 +8,8 @@ from collections.abc import Generator
 from fractions import Fraction
 from typing import Any
 
-from lightloop import Limited, Loop, Plugin, hookimpl, option, size_of
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import Limited, size_of
 
 log = logging.getLogger("lightloop")
 
@@ -34,11 +35,11 @@ class Limits(Plugin):
     test: int | float = option(1.0, HELP.format("test"), flag="limit_test_batches", aliases=("test_percent_check",))
     predict: int | float = option(1.0, HELP.format("prediction"), flag="limit_predict_batches")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         for name in FIELDS.values():
             limit = getattr(self, name)
             if not limit >= 0 or (isinstance(limit, float) and limit > 1):
-                raise self.refuse(name, "a whole number of batches from 0, or a fraction from 0.0 to 1.0")
+                raise self.invalid(name, "a whole number of batches from 0, or a fraction from 0.0 to 1.0")
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
@@ -71,8 +72,8 @@ class Limits(Plugin):
     def _part(self, size: int | None, fraction: float, field: str) -> int:
         """How many of ``size`` batches a fraction is, rounded down."""
         if size is None:
-            raise self.refuse(field, "a whole number of batches where the loader does not know its length")
+            raise self.invalid(field, "a whole number of batches where the loader does not know its length")
         count = int(size * Fraction(fraction).limit_denominator(10**6))
         if count == 0 < size:
-            raise self.refuse(field, f"at least {1 / size:.3g}, since less rounds to 0 batches of {size}; 0 is none")
+            raise self.invalid(field, f"at least {1 / size:.3g}, since less rounds to 0 batches of {size}; 0 is none")
         return count

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightloop import Evaluation, Every, Loop, Plugin, Running, apart, fetch, hookimpl, option
+from lightloop import Evaluation, Every, Loop, Plugin, hookimpl, option
+from lightloop.toolkit import Running, apart, fetch
 
 MORE = ("name", "folded", "even")
 """What is kept of a running metric beside its values."""
@@ -35,7 +36,7 @@ class LogEvery(Plugin):
         neutral=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._every = Every(self.when or 1, "log_every_n_steps")
         self._wanted = self._started = False
         self._pending: tuple[int, dict[str, Running]] | None = None
@@ -48,7 +49,7 @@ class LogEvery(Plugin):
         self._started, self._pending, self._began = False, None, False
         self._wanted = bool(self.when) and any(hasattr(plugin, "log_metrics") for plugin in loop.plugins)
         if not self._wanted:
-            loop.leave_out(self, "after_batch")
+            loop.opt_out(self, "after_batch")
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:

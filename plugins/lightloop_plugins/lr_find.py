@@ -107,7 +107,7 @@ class RangeTest(Trial):
 
     name = "lr_range_test"
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.rates: list[float] = []
         self.diverged: float | None = None
         self.found = LRFound()
@@ -163,7 +163,7 @@ class LRFind(Plugin):
         flag="auto_lr_find",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.found: LRFound | None = None
 
     @hookimpl

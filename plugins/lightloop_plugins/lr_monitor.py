@@ -27,7 +27,7 @@ class LrMonitor(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        loop.leave_out(self, "before_epoch" if self.per != "epoch" else "before_step")
+        loop.opt_out(self, "before_epoch" if self.per != "epoch" else "before_step")
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from lightloop import Loop, Plugin, Schedule, context, defined, hookimpl, warn
+from lightloop import Loop, Plugin, Schedule, hookimpl
+from lightloop.toolkit import context, defined, warn
 
 
 class LRSchedule(Plugin):
@@ -35,7 +36,7 @@ class LRSchedule(Plugin):
     state = ("_used",)
     transient = ("_by_module", "_warned")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._used: list[int] = []
         """For each schedule, how often its metric had been given a value when it was last used; the schedulers are the loop's."""
         self._by_module: Callable[..., Any] | None = None
@@ -44,7 +45,7 @@ class LRSchedule(Plugin):
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         if not loop.schedules:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         self._used = [0] * len(loop.schedules)
         self._by_module = defined(loop.module, "lr_scheduler_step")
@@ -52,7 +53,7 @@ class LRSchedule(Plugin):
         intervals = {schedule.interval for schedule in loop.schedules}
         for interval, hook in (("step", "after_step"), ("epoch", "after_epoch"), ("batch", "after_batch")):
             if interval not in intervals:
-                loop.leave_out(self, hook)
+                loop.opt_out(self, hook)
 
     @hookimpl
     def after_step(self, loop: Loop) -> None:

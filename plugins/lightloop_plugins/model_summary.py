@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightloop import Loop, Plugin, hookimpl, option, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import warn
 
 HEAD = ("name", "type", "parameters", "trainable", "in", "out")
 
@@ -36,9 +37,9 @@ class ModelSummary(Plugin):
         aliases=("max_depth",),
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if isinstance(self.depth, int) and self.depth < -1:
-            raise self.refuse("depth", "'top', 'full', a whole number from 1, or None")
+            raise self.invalid("depth", "'top', 'full', a whole number from 1, or None")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Evaluation, Fixed, Loop, Plugin, Step, bind, defined, hookimpl
+from lightloop import Evaluation, Loop, Plugin, hookimpl
+from lightloop.toolkit import Fixed, Step, bind, defined
 
 OVERRIDES = {
     "training_step_end": ("forward", ("output",)),
@@ -74,9 +75,9 @@ class ModuleHooks(Plugin):
         wanted = {OVERRIDES[name][0] for name in self._calls}
         idle = {hook for hook, _ in OVERRIDES.values()} - wanted
         if idle:
-            loop.leave_out(self, *idle)
+            loop.opt_out(self, *idle)
         if "before_step" in wanted and (clip := loop.trainer.plugin("clip")) is not None:
-            loop.leave_out(clip, "before_step")
+            loop.opt_out(clip, "before_step")
 
     @hookimpl(wrapper=True)
     def forward(self, loop: Loop) -> Generator[None, Any, Any]:
@@ -138,4 +139,4 @@ class ModuleHooks(Plugin):
 
 def _weighted_loss(loop: Loop) -> Tensor:
     assert loop.loss is not None
-    return loop.loss if loop.seed is None else loop.loss * loop.seed
+    return loop.loss if loop.share is None else loop.loss * loop.share

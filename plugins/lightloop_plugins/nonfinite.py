@@ -6,7 +6,8 @@ import copy
 from collections.abc import Generator, Sequence
 from typing import Any, Literal
 
-from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of, total_norm, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import find_nonfinite, parameters_of, total_norm, warn
 
 WATCHED = ("loss", "grad", "param")
 
@@ -51,18 +52,18 @@ class Nonfinite(Plugin):
     )
     keep_every: int = option(1, "Rewind: number of steps between two copies of the good state.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.action is None:
-            raise self.refuse("action", "one of warn, skip_step, drop_batch, rewind, stop")
+            raise self.invalid("action", "one of warn, skip_step, drop_batch, rewind, stop")
         if isinstance(self.watch, str) or not self.watch or not set(self.watch) <= set(WATCHED):
-            raise self.refuse("watch", f"a list of some of {', '.join(WATCHED)}")
+            raise self.invalid("watch", f"a list of some of {', '.join(WATCHED)}")
         if "param" in self.watch and self.action in ("skip_step", "drop_batch"):
-            raise self.refuse(
+            raise self.invalid(
                 "watch", f"without 'param', which shows after the step, when {self.action} comes too late"
             )
         for name in ("limit", "keep_every"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise self.refuse(name, "a whole number from 1")
+                raise self.invalid(name, "a whole number from 1")
         self._begin(1)
 
     def _begin(self, optimizers: int) -> None:
@@ -79,9 +80,9 @@ class Nonfinite(Plugin):
         watch = {*self.watch, *(["param"] if self.action == "rewind" else [])}
         for watched, hook in zip(WATCHED, ("after_forward", "before_step", "step"), strict=True):
             if watched not in watch and not (watched == "grad" and self.action == "skip_step"):
-                loop.leave_out(self, hook)
+                loop.opt_out(self, hook)
         if self.action != "rewind":
-            loop.leave_out(self, "before_batch", "after_batch", "after_epoch")
+            loop.opt_out(self, "before_batch", "after_batch", "after_epoch")
 
     @hookimpl
     def before_batch(self, loop: Loop) -> None:
@@ -159,7 +160,7 @@ class Nonfinite(Plugin):
 
     def _event(self, loop: Loop, found: str | None) -> bool:
         """Count and tell what any rank has found; whether one has."""
-        (found,) = loop.world.agree(f"{found} at {loop.place()}" if found else None)
+        (found,) = loop.world.agree(f"{found} at {loop.where()}" if found else None)
         if found is None:
             return False
         index = loop.optimizer_idx or 0

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, option, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import warn
 
 
 class NonfiniteAsync(Plugin):
@@ -43,12 +44,12 @@ class NonfiniteAsync(Plugin):
     limit: int | None = option(None, "Stop training after this many events in consecutive windows.", enables=False)
     every: int = option(50, "Number of windows between two reads of the event count.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.action is None:
-            raise self.refuse("action", "one of warn, zero, stop")
+            raise self.invalid("action", "one of warn, zero, stop")
         for name in ("limit", "every"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise self.refuse(name, "a whole number from 1")
+                raise self.invalid(name, "a whole number from 1")
         self._begin()
 
     def _begin(self) -> None:

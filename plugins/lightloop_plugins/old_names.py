@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from lightloop import Loop, Plugin, defined, hookimpl, option, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import defined, warn
 
 ARGUMENTS = {"batch_nb": "batch_idx", "optimizer_i": "optimizer_idx", "dataloader_i": "dataloader_idx"}
 """What arguments of steps were called."""
@@ -29,7 +30,7 @@ class OldNames(Plugin):
     after = ("accelerator", "strategy", "progress", "callbacks")
     default = True
     arguments = ("optimizer_i", "dataloader_i")
-    offers: ClassVar[Mapping[str, str]] = {
+    exposes: ClassVar[Mapping[str, str]] = {
         "progress_bar_dict": "progress_bar_dict",  # of the plugin progress where that is live
         "training_tqdm_dict": "training_tqdm_dict",
         "batch_nb": "batch_nb",
@@ -41,7 +42,7 @@ class OldNames(Plugin):
         None, "Gone; the error says what to write.", flag="weights_save_path", enables=False
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         for name, instead in GONE.items():
             if getattr(self, name):
                 raise ValueError(f"{name} is gone: {instead}")
@@ -63,7 +64,7 @@ class OldNames(Plugin):
                     loop.evaluation_arguments[old] = EVALUATION[new]
         self._bar = defined(loop.module, "get_progress_bar_dict")
         if self._bar is None:
-            loop.leave_out(self, "after_batch")
+            loop.opt_out(self, "after_batch")
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:

@@ -29,17 +29,17 @@ class OptimizerFrequencies(Plugin):
         flag="optimizer_frequencies",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         given = self.frequencies
         if given is not None and (not given or any(type(every) is not int or every < 1 for every in given)):
-            raise self.refuse("frequencies", "whole numbers from 1, one for each optimizer")
+            raise self.invalid("frequencies", "whole numbers from 1, one for each optimizer")
 
     @hookimpl(wrapper=True)
     def configure_optimizers(self, loop: Loop) -> Generator[None, Setup, Setup]:
         setup = yield
         if self.frequencies is not None:
             if len(self.frequencies) != len(setup.optimizers):
-                raise self.refuse("frequencies", f"one number for each of the {len(setup.optimizers)} optimizers")
+                raise self.invalid("frequencies", f"one number for each of the {len(setup.optimizers)} optimizers")
             setup.frequencies = list(self.frequencies)
         return setup
 
@@ -51,7 +51,7 @@ class OptimizerFrequencies(Plugin):
         self._begun = False
         """Whether a batch has gone into the window after those."""
         if not loop.frequencies:
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl(wrapper=True)
     def select_optimizers(self, loop: Loop) -> Generator[None, Any, list[int]]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Evaluation, Loop, Plugin, defined, hookimpl, map_leaves, option, warn
+from lightloop import Evaluation, Loop, Plugin, hookimpl, option
+from lightloop.toolkit import defined, map_leaves, warn
 
 MAGIC = ("log", "progress_bar")
 NO_METRICS = (*MAGIC, "hiddens", "weight")
@@ -59,11 +60,11 @@ class Outputs(Plugin):
             for method in filter(None, (defined(loop.module, name) for name in names)):
                 self._ends.setdefault(stage, method)
         if "fit" not in self._ends:
-            loop.leave_out(self, "before_epoch", "after_epoch", *(["after_forward"] if self.magic is False else []))
+            loop.opt_out(self, "before_epoch", "after_epoch", *(["after_forward"] if self.magic is False else []))
         if self._ends.keys() <= {"fit"}:
-            loop.leave_out(self, "before_evaluation", "after_evaluation_batches")
+            loop.opt_out(self, "before_evaluation", "after_evaluation_batches")
             if self.magic is False:
-                loop.leave_out(self, "after_evaluation_batch")
+                loop.opt_out(self, "after_evaluation_batch")
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:
@@ -140,7 +141,7 @@ class Outputs(Plugin):
         if reads is None and output is not None:
             reads = isinstance(output, Mapping) and any(key in output for key in MAGIC)
             if not reads and stage not in self._ends:
-                loop.leave_out(self, hook)
+                loop.opt_out(self, hook)
         self._reads[stage] = reads
         return bool(reads) and isinstance(output, Mapping)
 

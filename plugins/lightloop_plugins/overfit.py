@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from lightloop import Limited, Loop, Plugin, hookimpl, option, remade, size_of
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import Limited, remade, size_of
 
 
 class Overfit(Plugin):
@@ -31,9 +32,9 @@ class Overfit(Plugin):
         aliases=("overfit_pct",),
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not self.batches > 0 or (isinstance(self.batches, float) and self.batches > 1):
-            raise self.refuse("batches", "a whole number of batches above 0, or a fraction up to 1.0")
+            raise self.invalid("batches", "a whole number of batches above 0, or a fraction up to 1.0")
 
     @hookimpl(specname="prepare_loader")
     def read_in_sequence(self, loop: Loop, loader: Any) -> Iterable[Any] | None:
@@ -56,10 +57,10 @@ class Overfit(Plugin):
         if isinstance(self.batches, int):
             return self.batches
         if size is None:
-            raise self.refuse("batches", "a whole number of batches where the loader does not know its length")
+            raise self.invalid("batches", "a whole number of batches where the loader does not know its length")
         count = int(size * Fraction(self.batches).limit_denominator(10**6))
         if count == 0:
-            raise self.refuse("batches", f"a fraction that does not round to 0 of {size} batches")
+            raise self.invalid("batches", f"a fraction that does not round to 0 of {size} batches")
         return count
 
 

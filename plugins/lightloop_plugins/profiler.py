@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, Plugin, hookimpl, open_in, option, replace_in
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import open_in, replace_in
 from lightloop_plugins.run_dir import RUN_DIR
 
 SPANS = {
@@ -61,10 +62,10 @@ class Profiler(Plugin):
         None, "True or 'simple', 'advanced', 'pytorch', a profiler, or a function; None is off.", flag="profiler"
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         known = self.kind in (None, True, "simple", "advanced", "pytorch")
         if not known and not callable(self.kind) and not hasattr(self.kind, "step"):
-            raise self.refuse("kind", "True, 'simple', 'advanced', 'pytorch', a profiler, or a function")
+            raise self.invalid("kind", "True, 'simple', 'advanced', 'pytorch', a profiler, or a function")
         self.times: dict[tuple[str, str], list[float]] = {}
         self._functions: cProfile.Profile | None = None
         self._torch: Any = None
@@ -74,13 +75,13 @@ class Profiler(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         if loop.stage != "fit" or not loop.world.is_main:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         self.times, self._tables, self._began = {}, [], perf_counter()
         self._functions = cProfile.Profile() if self.kind == "advanced" else None
         self._torch = self._make_torch(loop)
         if self._torch is None:
-            loop.leave_out(self, "after_batch")
+            loop.opt_out(self, "after_batch")
         loop.hook.rebuild(watch=self._watch)
 
     @hookimpl

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from lightloop import Around, Loop, Plugin, hookimpl, option, size_of
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import Around, size_of
 
 
 class ReadAhead(Plugin):

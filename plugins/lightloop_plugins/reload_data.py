@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 
-from lightloop import Loop, Plugin, eval_loaders, hookimpl, option
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import eval_loaders
 
 
 class ReloadData(Plugin):
@@ -25,9 +26,9 @@ class ReloadData(Plugin):
         aliases=("reload_dataloaders_every_epoch",),
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.epochs < 1:
-            raise self.refuse("epochs", "a whole number of epochs from 1")
+            raise self.invalid("epochs", "a whole number of epochs from 1")
         self.loaded_at = 0
 
     @hookimpl(wrapper=True)

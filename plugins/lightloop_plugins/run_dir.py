@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightloop import BusyError, Key, Loop, Plugin, Writer, hookimpl, make_directory, option
+from lightloop import Key, Loop, Plugin, hookimpl, option
+from lightloop.toolkit import BusyError, Writer, make_directory
 
 RUN_DIR: Key[Path] = Key("run_dir.path")
 """The directory of the run, the same on every rank; in a fit from the first before_epoch on, otherwise from
@@ -42,7 +43,7 @@ class RunDir(Plugin):
     tags = ("writes",)
     after = ("accelerator", "strategy")
     default = True
-    offers: ClassVar[Mapping[str, str]] = {"run_dir": "path"}
+    exposes: ClassVar[Mapping[str, str]] = {"run_dir": "path"}
     state = ("path",)
     transient = ("_resumed", "_writer", "_parent")
 
@@ -65,10 +66,10 @@ class RunDir(Plugin):
         None, "Name of the run; if it exists already, the run continues in it. By default a new version_N.",
         flag="run_version", enables=False, neutral=True)  # fmt: skip
 
-    def check(self) -> None:
+    def validate(self) -> None:
         for field in ("run_name", "version"):
             if (value := getattr(self, field)) is not None and not plain(str(value)).strip("."):
-                raise self.refuse(field, "a name that a folder can have")
+                raise self.invalid(field, "a name that a folder can have")
         self._resumed: str | None = None
         self._writer: Writer | None = None
         self._parent = Path()
@@ -83,7 +84,7 @@ class RunDir(Plugin):
         asking = [plugin for plugin in loop.plugins if self.name in plugin.requires]
         loop.stash[RUN_FOLDERS] = self._folders(loop)
         if not any(loop.stage == "fit" or "logger" in plugin.tags for plugin in asking):
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         loop.stash[RUN_HOLD] = self._hold_earlier
         if loop.stage == "fit" and loop.world.is_main and (named := self._named(loop)) and named.is_dir():

@@ -22,14 +22,14 @@ class RunningLoss(Plugin):
     name = "running_loss"
     tags = ("watches",)
     default = True
-    offers: ClassVar[Mapping[str, str]] = {"running_loss": "number"}
+    exposes: ClassVar[Mapping[str, str]] = {"running_loss": "number"}
     transient = ("_window", "_losses")
 
     steps: int = option(20, "Number of steps to average over.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.steps < 1:
-            raise self.refuse("steps", "a whole number from 1")
+            raise self.invalid("steps", "a whole number from 1")
         self._window: dict[int, list[Tensor]] = {}
         self._losses: deque[list[Tensor]] = deque(maxlen=self.steps)
 

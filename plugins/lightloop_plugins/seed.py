@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lightloop import Loop, Plugin, hookimpl, option, remade, seed_everything
+from lightloop import Loop, Plugin, hookimpl, option, seed_everything
+from lightloop.toolkit import remade
 
 
 class Seed(Plugin):
@@ -33,9 +34,9 @@ class Seed(Plugin):
         None, "Seed of all random number generators, from 0 to 2**32 - 1; None does not seed.", flag="seed"
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.seed is None or not 0 <= self.seed < 2**32:
-            raise self.refuse("seed", "a whole number from 0 to 2**32 - 1")
+            raise self.invalid("seed", "a whole number from 0 to 2**32 - 1")
         self._epoch: Tensor | None = None
 
     @hookimpl

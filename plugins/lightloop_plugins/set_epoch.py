@@ -20,13 +20,13 @@ class SetEpoch(Plugin):
     default = True
     transient = ("_epoch", "_told")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._epoch = 0
         self._told: dict[int, Any] = {}
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        self.check()
+        self.validate()
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:

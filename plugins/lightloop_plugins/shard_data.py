@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
-from lightloop import Loop, Plugin, World, hookimpl, keep_random, option, remade, seed_everything, size_of, warn
+from lightloop import Loop, Plugin, World, hookimpl, option, seed_everything
+from lightloop.toolkit import keep_random, remade, size_of, warn
 
 
 class ShardData(Plugin):
@@ -37,7 +38,7 @@ class ShardData(Plugin):
         aliases=("replace_sampler_ddp",),
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._seed = 0
         self._shares: list[Share] = []
 
@@ -45,7 +46,7 @@ class ShardData(Plugin):
     def setup(self, loop: Loop) -> None:
         self._shares = []
         if loop.world.size == 1:
-            loop.leave_out(self)
+            loop.opt_out(self)
         else:
             self._seed = loop.world.broadcast(torch.initial_seed() % 2**32)
 

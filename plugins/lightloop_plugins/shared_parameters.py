@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, parameters_of
+from lightloop import Loop, Plugin, hookimpl
+from lightloop.toolkit import parameters_of
 
 
 class SharedParameters(Plugin):
@@ -22,7 +23,7 @@ class SharedParameters(Plugin):
     state = ("_holder", "_aside")
     transient = ("_shared",)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._shared: list[tuple[Tensor, list[int]]] = []
         """The shared parameters, each with the optimizers that have it."""
         self._holder: list[int | None] = []
@@ -32,7 +33,7 @@ class SharedParameters(Plugin):
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
-        self.check()
+        self.validate()
         owners: dict[Tensor, list[int]] = {}
         for index, optimizer in enumerate(loop.optimizers):
             for parameter in dict.fromkeys(parameters_of(optimizer)):
@@ -40,7 +41,7 @@ class SharedParameters(Plugin):
         self._shared = [(parameter, indices) for parameter, indices in owners.items() if len(indices) > 1]
         self._holder = [None] * len(self._shared)
         if not self._shared or len(loop.windows) < 2:
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl(wrapper=True)
     def forward(self, loop: Loop) -> Generator[None, Any, Any]:
@@ -63,7 +64,7 @@ class SharedParameters(Plugin):
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:
-        self.check()
+        self.validate()
 
     def state_dict(self) -> dict[str, Any]:
         aside = [{"parameter": p, "optimizer": o, "gradient": grad} for (p, o), grad in self._aside.items()]

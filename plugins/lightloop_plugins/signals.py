@@ -29,17 +29,17 @@ class Signals(Plugin):
     default = True
     transient = ("_handlers", "_loop", "_came")
 
-    names: Sequence[str] = option(
+    listed: Sequence[str] = option(
         ("SIGTERM", "SIGUSR1"),
         "Signals that end a fit gracefully; () is none.",
         flag="end_on_signals",
         enables=False,
     )
 
-    def check(self) -> None:
-        for name in self.names:
+    def validate(self) -> None:
+        for name in self.listed:
             if not isinstance(name, str) or not name.startswith("SIG") or not hasattr(signal, name):
-                raise self.refuse("names", "names of signals, such as 'SIGTERM'")
+                raise self.invalid("listed", "names of signals, such as 'SIGTERM'")
         self._handlers = Handlers()
         self._loop: Loop | None = None
         self._came: int | None = None
@@ -49,7 +49,7 @@ class Signals(Plugin):
         self._came = None
         if loop.stage == "fit":
             self._loop = loop
-            self._handlers.install([getattr(signal, name) for name in self.names], self._note)
+            self._handlers.install([getattr(signal, name) for name in self.listed], self._note)
 
     @hookimpl(wrapper=True)
     def prepare_loader(self, loader: Iterable[Any]) -> Generator[None, Iterable[Any], Iterable[Any]]:

@@ -55,9 +55,9 @@ class Slurm(Plugin):
         neutral=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not self.signal.startswith("SIG") or not hasattr(signal, self.signal):
-            raise self.refuse("signal", "the name of a signal, such as 'SIGUSR1'")
+            raise self.invalid("signal", "the name of a signal, such as 'SIGUSR1'")
         self._handlers = Handlers()
         self._loop: Loop | None = None
         self._came: list[str] = []
@@ -68,7 +68,7 @@ class Slurm(Plugin):
         self._came, self._loop, self._run = [], None, None
         job = job_id()
         if loop.stage != "fit" or job is None:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         _FITS[job] = _FITS.get(job, 0) + 1
         self._run = f"slurm-{job}" if _FITS[job] == 1 else f"slurm-{job}-{_FITS[job]}"

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR
 
-from lightloop import Loop, Plugin, Schedule, hookimpl, keep_random, option, warn
+from lightloop import Loop, Plugin, Schedule, hookimpl, option
+from lightloop.toolkit import keep_random, warn
 from lightloop_plugins._trial import generators_kept
 
 
@@ -48,14 +49,14 @@ class SWA(Plugin):
     anneal: Literal["cos", "linear"] = option("cos", "How the rate is annealed: 'cos' or 'linear'.", enables=False)
     update_bn: bool = option(True, "Recompute the statistics of batch normalization at the end.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         fraction = isinstance(self.start, float)
         if self.start is None or not (0 <= self.start < 1 if fraction else self.start >= 0):
-            raise self.refuse("start", "an epoch from 0, or a fraction of the training from 0.0 to below 1.0")
+            raise self.invalid("start", "an epoch from 0, or a fraction of the training from 0.0 to below 1.0")
         if self.lr is not None and self.lr < 0:
-            raise self.refuse("lr", "a learning rate from 0")
+            raise self.invalid("lr", "a learning rate from 0")
         if self.anneal_epochs < 0:
-            raise self.refuse("anneal_epochs", "a whole number from 0")
+            raise self.invalid("anneal_epochs", "a whole number from 0")
         self.average: dict[str, Tensor] = {}
         self.averaged = 0
         self._loaded: Mapping[str, Any] | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightloop import Loop, Plugin, find_nonfinite, hookimpl, option, parameters_of, total_norm
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import find_nonfinite, parameters_of, total_norm
 
 CHECKS = ("loss", "grad", "param")
 
@@ -31,15 +32,15 @@ class TerminateOnNan(Plugin):
     )  # fmt: skip
     checks: Sequence[str] = option(CHECKS, "What to check: any of 'loss', 'grad' and 'param'.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if isinstance(self.checks, str) or not self.checks or not set(self.checks) <= set(CHECKS):
-            raise self.refuse("checks", f"a list of some of {', '.join(CHECKS)}")
+            raise self.invalid("checks", f"a list of some of {', '.join(CHECKS)}")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         for check, hook in zip(CHECKS, ("after_forward", "before_step", "after_step"), strict=True):
             if check not in self.checks:
-                loop.leave_out(self, hook)
+                loop.opt_out(self, hook)
 
     @hookimpl
     def after_forward(self, loop: Loop) -> None:
@@ -60,6 +61,6 @@ class TerminateOnNan(Plugin):
         self._end(loop, f"after the step, {found}" if found else None)
 
     def _end(self, loop: Loop, found: str | None) -> None:
-        (found,) = loop.world.agree(f"{found} at {loop.place()}" if found else None)
+        (found,) = loop.world.agree(f"{found} at {loop.where()}" if found else None)
         if found:
             raise ValueError(f"terminate_on_nan: {found} (epochs and batches counted from 0)")

@@ -7,7 +7,8 @@ from collections.abc import Generator, Iterable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
 
-from lightloop import Loop, Plugin, describe, hookimpl, option, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import describe, warn
 
 T = TypeVar("T")
 
@@ -27,9 +28,9 @@ class Throughput(Plugin):
 
     window: int = option(50, "Number of batches to average over.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.window < 1:
-            raise self.refuse("window", "a whole number from 1")
+            raise self.invalid("window", "a whole number from 1")
         self._step = 0
         self._clear(0)
 
@@ -74,7 +75,7 @@ class Throughput(Plugin):
         if size is None and loop.batch is not None:
             self._counts = False
             warn(
-                f"throughput cannot know how many samples are in {describe(loop.batch)} (at {loop.place()}), and logs no "
+                f"throughput cannot know how many samples are in {describe(loop.batch)} (at {loop.where()}), and logs no "
                 f"samples per second: define batch_size(batch) on {loop.module_name}"
             )
         return size or 0

@@ -8,7 +8,8 @@ from collections.abc import Generator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from lightloop import Loop, Plugin, hookimpl, option, seconds_of
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import seconds_of
 
 
 class TimeLimit(Plugin):
@@ -32,14 +33,14 @@ class TimeLimit(Plugin):
         neutral=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         try:
             self.seconds = seconds_of(self.limit)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             forms = "seconds, text such as '15 min' or 'DD:HH:MM:SS', a timedelta, or its arguments in a mapping"
-            raise self.refuse("limit", forms) from error
+            raise self.invalid("limit", forms) from error
         if not self.seconds >= 0:
-            raise self.refuse("limit", "a time from 0")
+            raise self.invalid("limit", "a time from 0")
         self._before = 0.0
         self._since: float | None = None
 

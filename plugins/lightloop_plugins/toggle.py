@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightloop import Loop, Plugin, frozen, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import frozen, parameters_of
 
 
 class Toggle(Plugin):
@@ -31,13 +32,13 @@ class Toggle(Plugin):
         switch=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._others: list[list[Tensor]] = []
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         if len(loop.windows) < 2:
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from datetime import timedelta
 
-from lightloop import Every, Limited, Loop, Plugin, defined, eval_loaders, evaluate, hookimpl, option, size_of, warn
+from lightloop import Every, Loop, Plugin, evaluate, hookimpl, option
+from lightloop.toolkit import Limited, defined, eval_loaders, size_of, warn
 
 
 class Validation(Plugin):
@@ -43,19 +44,19 @@ class Validation(Plugin):
         neutral=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.every_n_epoch is not None and self.every_n_epoch < 1:
-            raise self.refuse("every_n_epoch", "a whole number from 1, or None")
+            raise self.invalid("every_n_epoch", "a whole number from 1, or None")
         if self.sanity_steps < -1:
-            raise self.refuse("sanity_steps", "a whole number from 0, or -1 for all")
+            raise self.invalid("sanity_steps", "a whole number from 0, or -1 for all")
         if isinstance(self.interval, float) and not 0 < self.interval <= 1:
-            raise self.refuse("interval", "a fraction of an epoch above 0 and up to 1, or a whole number of batches")
+            raise self.invalid("interval", "a fraction of an epoch above 0 and up to 1, or a whole number of batches")
         if isinstance(self.interval, float) and self.every_n_epoch is None:
-            raise self.refuse(
+            raise self.invalid(
                 "interval", "a whole number of batches, or a rhythm, where check_val_every_n_epoch is None"
             )
         if isinstance(self.interval, int) and self.interval < 1:
-            raise self.refuse("interval", "from 1")
+            raise self.invalid("interval", "from 1")
         self.rhythm = self._make_rhythm()
 
     @hookimpl(wrapper=True)
@@ -66,18 +67,18 @@ class Validation(Plugin):
         if self._has_work(loop):
             size = loop.num_batches
             if self.every_n_epoch and isinstance(self.interval, int) and size is not None and self.interval > size:
-                raise self.refuse(
+                raise self.invalid(
                     "interval",
                     f"at most the {size} batches of an epoch, or counted across epochs by check_val_every_n_epoch=None",
                 )
             if self.rhythm.only_at_epoch_end:
-                loop.leave_out(self, "after_batch")
+                loop.opt_out(self, "after_batch")
             if self.sanity_steps and loop.total_batches == 0:
                 (stop,) = loop.world.agree(loop.stop_reason)  # one rank alone may have been sent a signal
                 if stop is None and loop.hook.epochs_remain(loop=loop):
                     self._check_sanity(loop)
         else:
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl
     def after_batch(self, loop: Loop) -> None:

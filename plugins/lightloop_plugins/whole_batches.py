@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from lightloop import Loop, Plugin, hookimpl, remade
+from lightloop import Loop, Plugin, hookimpl
+from lightloop.toolkit import remade
 
 
 class WholeBatches(Plugin):

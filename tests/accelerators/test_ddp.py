@@ -16,7 +16,7 @@ from lightloop.testing.ranks import run_ranks, values_of
 
 pytestmark = pytest.mark.processes
 
-RANKED = ["-*", "ddp", "in_step", "toggle", "manual_optimization", "lr_schedule", "validation", "set_epoch"]
+RANKED = ["-*", "ddp", "lockstep", "toggle", "manual_optimization", "lr_schedule", "validation", "set_epoch"]
 
 
 def rank():
@@ -369,9 +369,9 @@ def test_data_without_a_length_or_with_a_wrong_one_comes_to_what_one_process_com
 
 
 def ends_too_early():
-    from lightloop_plugins import in_step
+    from lightloop_plugins import lockstep
 
-    in_step.PATIENCE = 1.0
+    lockstep.PATIENCE = 1.0
     trainer().fit(Probe(), Lying(own(*range(10 - 2 * rank()))))
 
 

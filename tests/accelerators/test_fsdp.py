@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 def trainer(*plugins, **options):
     return Trainer(
-        ["-*", "in_step", *plugins], **{"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 60.0, **options}
+        ["-*", "lockstep", *plugins], **{"strategy": "fsdp", "fsdp_min_size": 100, "fsdp_timeout": 60.0, **options}
     )
 
 
@@ -174,7 +174,7 @@ class NoneAtTheEnd(Blocks):
 
 def flushed(options):
     module = NoneAtTheEnd()
-    run = Trainer(["-*", "in_step"], accumulate_grad_batches=4, skip_together=True, **options)
+    run = Trainer(["-*", "lockstep"], accumulate_grad_batches=4, skip_together=True, **options)
     run.fit(
         module, batches() if "RANK" in os.environ else [samples(24)[start : start + 6] for start in range(0, 24, 6)]
     )
@@ -226,7 +226,7 @@ class Idle(Blocks):
 
 def idle(options):
     module = Idle()
-    Trainer(["-*", "in_step"], **options).fit(
+    Trainer(["-*", "lockstep"], **options).fit(
         module, batches() if "RANK" in os.environ else [samples(24)[start : start + 6] for start in range(0, 24, 6)]
     )
     return module.state_dict()

@@ -114,7 +114,7 @@ class Loads(Plugin):
 
 
 def unlike():
-    return Trainer(["-*", "ddp", "in_step", Loads()], ddp_timeout=60.0).test(Logs(), loader())
+    return Trainer(["-*", "ddp", "lockstep", Loads()], ddp_timeout=60.0).test(Logs(), loader())
 
 
 def test_unlike_weights_are_an_error_and_not_an_average():
@@ -127,7 +127,7 @@ def kinds():
         def validation_step(self, batch, batch_idx):
             self.log("x", 1.0, reduce="max" if os.environ["RANK"] == "0" else "min")
 
-    return Trainer(["-*", "ddp", "in_step"], ddp_timeout=60.0).validate(Odd(), loader())
+    return Trainer(["-*", "ddp", "lockstep"], ddp_timeout=60.0).validate(Odd(), loader())
 
 
 def test_one_metric_that_ranks_reduce_in_two_ways_is_an_error():

@@ -102,7 +102,7 @@ class GuardedStep(Probe):
 
 
 def guarded_step():
-    Trainer(["-*", "ddp", "in_step"], ddp_timeout=60.0, skip_together=True).fit(GuardedStep(), [torch.tensor(1.0)])
+    Trainer(["-*", "ddp", "lockstep"], ddp_timeout=60.0, skip_together=True).fit(GuardedStep(), [torch.tensor(1.0)])
 
 
 def test_inside_a_training_step_it_is_found_where_ranks_skip_together():

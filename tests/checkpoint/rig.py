@@ -106,7 +106,7 @@ class Stop(Plugin):
     name = "stop_for_test"
     before = ("checkpoint",)
 
-    def check(self):
+    def validate(self):
         self.at = None
 
     @hookimpl

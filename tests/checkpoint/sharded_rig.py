@@ -28,7 +28,7 @@ from tests.checkpoint.faults import FaultyDisk
 
 FSDP = {"strategy": "fsdp", "fsdp_min_size": 50, "fsdp_timeout": 60.0}
 DDP = {"strategy": "ddp", "ddp_timeout": 60.0}
-RANKED = ["-*", "in_step", "shard_data", "set_epoch", "validation", "duration", "checkpoint", "run_dir", "log_every"]
+RANKED = ["-*", "lockstep", "shard_data", "set_epoch", "validation", "duration", "checkpoint", "run_dir", "log_every"]
 
 
 class Net(Module):

@@ -92,7 +92,7 @@ class Limits(Plugin):
 
     name = "limits_for_test"
 
-    def check(self):
+    def validate(self):
         self.again = True
 
     @hookimpl

@@ -62,7 +62,7 @@ class Counts(Plugin):
     name = "counts_for_test"
     state_version = 1
 
-    def check(self):
+    def validate(self):
         self.batches = {"done": 0}
         self.last = None
 
@@ -84,7 +84,7 @@ class Counts(Plugin):
 
 def fit(folder, counts, resume=None):
     options = {"accumulate_grad_batches": 4, "ema_decay": 0.5, "gradient_clip_val": 1.0, "save_every": "1 batches"}
-    plugins = ["-*", "in_step", "run_dir", "checkpoint", "lr_schedule", "duration", "early_stopping", counts]
+    plugins = ["-*", "lockstep", "run_dir", "checkpoint", "lr_schedule", "duration", "early_stopping", counts]
     options |= {"early_stopping_monitor": "loss", "early_stopping_patience": 5, "max_epochs": 4, "save_last": 1}
     trainer = Trainer(plugins, checkpoint_dir=folder, default_root_dir="runs", **options)
     module = Net()

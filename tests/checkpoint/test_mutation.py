@@ -15,7 +15,7 @@ class Rows(Plugin):
 
     name = "rows_for_test"
 
-    def check(self):
+    def validate(self):
         self.rows = []
 
     @hookimpl

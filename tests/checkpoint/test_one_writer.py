@@ -12,8 +12,9 @@ import warnings
 import pytest
 import torch
 
-from lightloop import BusyError, Module, Plugin, Trainer, hookimpl, option
+from lightloop import Module, Plugin, Trainer, hookimpl, option
 from lightloop.testing import probe_batches
+from lightloop.toolkit import BusyError
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.storage.find import load_newest
 from lightloop_plugins.checkpoint.storage.local import LocalFolder
@@ -202,7 +203,7 @@ class Fate(Plugin):
             self.held = open(self.witness, "w")  # noqa: SIM115
             fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if another writes
 
-    def check(self):
+    def validate(self):
         self.held = None
 
     @hookimpl

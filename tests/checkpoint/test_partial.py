@@ -247,7 +247,7 @@ class Around(Plugin):
 
     name = "around"
 
-    def check(self):
+    def validate(self):
         self.calls = []
 
     @hookimpl(optionalhook=True)

@@ -379,7 +379,7 @@ def test_c67_the_hooks_of_a_resumed_epoch(tmp_path):
     class Order(Plugin):
         name = "order"
 
-        def check(self):
+        def validate(self):
             self.seen = []
 
         @hookimpl

@@ -64,7 +64,7 @@ class Sending(Plugin):
     name = "sending_for_test"
     before = ("checkpoint",)
 
-    def check(self):
+    def validate(self):
         self.at = None
 
 

@@ -294,8 +294,8 @@ def test_help_has_every_option_with_its_default_and_type(run):
     assert "or ratio of norms that gradients may have; None and 0 are off. (default: None) (type: " in text
     assert "--module_args.hidden HIDDEN How wide it is. (type: int, default: 8)" in text
     assert "--data_args.batches" in text
-    from lightloop import discover
     from lightloop.host.options import options_of
+    from lightloop.toolkit import discover
 
     keywords = [keyword for found in discover().values() if found.plugin for keyword in options_of(found.plugin)]
     assert [keyword for keyword in keywords if f"--{keyword} " not in text] == []

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightloop import Every, Plugin, Trainer, hookimpl, seconds_of
+from lightloop import Every, Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, probe_batches
+from lightloop.toolkit import seconds_of
 
 
 class Marks(Plugin):
@@ -17,7 +18,7 @@ class Marks(Plugin):
     when: Any
     given: Any = None
 
-    def check(self):
+    def validate(self):
         self.every, self.at = Every(self.when), []
 
     @hookimpl

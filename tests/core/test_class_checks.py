@@ -32,7 +32,7 @@ from tests.core.test_manager import installed, make, of_hooks
         ({"disturbs": "random"}, "Bad.disturbs must be a tuple of names; write ('random',)"),
         *(
             ({name: (3,)}, f"Bad.{name} has 3, which is no name; write names in quotes, such as ('clip',)")
-            for name in ("before", "after", "requires", "conflicts", "tags", "displaces", "arguments", "disturbs")
+            for name in ("before", "after", "requires", "conflicts", "tags", "replaces", "arguments", "disturbs")
         ),
         ({"after": (Plugin,)}, f"Bad.after has {Plugin!r}, which is no name; write names in quotes, such as ('clip',)"),
         ({"after": None}, "Bad.after must be a tuple of names, such as ('clip',); it is None"),
@@ -45,7 +45,7 @@ def test_what_makes_no_sense_is_refused_when_the_class_is_made(declared, said):
 
 
 @pytest.mark.parametrize(
-    "name", ["group", "tags", "key", "state_dict", "ranks", "on_failure", "name", "disturbs", "check"]
+    "name", ["group", "tags", "key", "state_dict", "ranks", "on_failure", "name", "disturbs", "validate"]
 )
 def test_an_option_does_not_take_the_name_of_an_attribute_of_every_plugin(name):
     with pytest.raises(TypeError) as info:

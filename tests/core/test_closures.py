@@ -267,7 +267,7 @@ def test_a_plugin_sees_the_gradient_of_each_evaluation_and_logs_are_those_of_the
     class seen(Plugin):
         name = "seen"
 
-        def check(self):
+        def validate(self):
             self.gradients = []
 
         @hookimpl
@@ -306,12 +306,12 @@ def test_torchs_own_are_given_no_closure_and_no_window_is_kept_for_them():
     class kept(Plugin):
         name = "kept"
 
-        def check(self):
+        def validate(self):
             self.moments = []
 
         @hookimpl
         def before_step(self, loop):
-            self.moments.append(len(loop.window.moments))
+            self.moments.append(len(loop.window.replays))
 
     for kind, expected in ((lambda p: SGD(p, lr=0.1), [0]), (Twice, [1, 1])):
         plugin = kept()

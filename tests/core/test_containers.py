@@ -5,7 +5,7 @@ import types
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from lightloop import map_leaves
+from lightloop.toolkit import map_leaves
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightloop import size_of, with_is_last
 from lightloop.inputs.data import as_loaders, check_loader
+from lightloop.toolkit import size_of, with_is_last
 
 X = torch.zeros(3, 2)
 

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from lightloop import Plugin, PluginError, Trainer, discover, hookimpl, hookspec
+from lightloop import Plugin, PluginError, Trainer, hookimpl, hookspec
 from lightloop.host.listing import from_environment
 from lightloop.host.selection import Selection
 from lightloop.testing import Probe, probe_batches
+from lightloop.toolkit import discover
 
 # ---------------------------------------------------------------------------------------------------------- versions
 
@@ -117,7 +118,7 @@ def failing(where, wrapped=None, **declared):
         on_failure = "disable"
         locals().update(declared)
 
-        def check(self):
+        def validate(self):
             self.calls = []
 
         @hookimpl
@@ -338,7 +339,8 @@ class Greet(Base):
 """
 SCRIPT = """
 import sys, pickle
-from lightloop import Trainer, discover
+from lightloop import Trainer
+from lightloop.toolkit import discover
 from lightloop.testing import Probe, probe_batches
 print({name: (str(found), found.problem) for name, found in discover().items() if "lo" in name or "gr" in name})
 trainer = Trainer(["-*"], **({"greet_word": "hello"} if len(sys.argv) < 2 else {}))

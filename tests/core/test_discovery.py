@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lightloop import PluginError, Trainer, discover
+from lightloop import PluginError, Trainer
 from lightloop.host import discovery
 from lightloop.host.selection import Selection
 from lightloop.testing import Probe, probe_batches
+from lightloop.toolkit import discover
 
 GOOD = """
 from lightloop import Plugin, option
@@ -252,7 +253,8 @@ def test_only_our_own_can_be_asked_for(site):
 
 PROGRAM = """
 import torch, warnings
-from lightloop import Module, Trainer, discover
+from lightloop import Module, Trainer
+from lightloop.toolkit import discover
 class M(Module):
     def __init__(self):
         super().__init__()

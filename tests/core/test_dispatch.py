@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightloop import Hooks, Relay, hookimpl, hookspec
+from lightloop import Hooks, hookimpl, hookspec
+from lightloop.toolkit import Relay
 
 
 class Specs:

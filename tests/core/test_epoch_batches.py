@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from lightloop import Plugin, Trainer, hookimpl, with_is_last
+from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, probe_batches
+from lightloop.toolkit import with_is_last
 
 SHORT, UNEVEN, LONG = (2, 4, 6), (5, 1, 3), (8, 8, 8)
 

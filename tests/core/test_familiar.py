@@ -14,11 +14,11 @@ class Look(Plugin):
 
     name = "look"
     tags = ("looker",)
-    offers: ClassVar[Mapping[str, str]] = {"seen": "rows"}
+    exposes: ClassVar[Mapping[str, str]] = {"seen": "rows"}
 
     depth: int = option(3, "How deep to look.", flag="look_depth")
 
-    def check(self):
+    def validate(self):
         self.rows = []
 
     @hookimpl

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightloop import clip_norm_, total_norm
-from lightloop.gradients import differentiate, seed_for
+from lightloop.gradients import differentiate, share_of
+from lightloop.toolkit import clip_norm_, total_norm
 
 SHAPES = [(3, 4), (5,), (), (2, 2, 2), (7, 1)]
 
@@ -88,7 +88,7 @@ def test_backward_is_torchs(dtype, shape, planned):
     for fast in (True, False):
         weight = torch.linspace(-1, 1, 6).to(dtype).requires_grad_()
         loss = ((weight.sin() * 3).exp().sum()).reshape(shape)
-        seed = seed_for(loss, 1, planned, cache := {})
+        seed = share_of(loss, 1, planned, cache := {})
         if fast:
             differentiate(loss, seed, cache)
             assert all(kept.requires_grad is False for kept in cache.values())
@@ -106,7 +106,7 @@ def test_a_number_times_a_power_of_two_is_the_same_as_dividing_the_loss():
         if divided:
             (loss / 4).backward()
         else:
-            differentiate(loss, seed_for(loss, 1, 4, {}), {})
+            differentiate(loss, share_of(loss, 1, 4, {}), {})
         found.append(weight.grad)
     assert torch.equal(*found)
 

@@ -24,7 +24,7 @@ FAULTS = {
         BAD + "    @classmethod\n    def is_default(cls): raise KeyError('MY_VARIABLE')\n",
         "is_default() raises KeyError: 'MY_VARIABLE'",
     ),
-    "check": (BAD + "    def check(self): raise ValueError('no licence')\n", "ValueError: no licence"),
+    "check": (BAD + "    def validate(self): raise ValueError('no licence')\n", "ValueError: no licence"),
     "order": (BAD + "    before, after = ('cpu',), ('cpu',)\n", "the plugins ask for an order that cannot be"),
     "group": (BAD + "    group = 'accelerator'\n", "'cpu' and 'mistaken' are both of the group 'accelerator'"),
     "conflicts": (BAD + "    conflicts = ('cpu',)\n", "plugins 'mistaken' and 'cpu' cannot both be live"),

@@ -99,7 +99,7 @@ def test_gradient_hooks_run_once_per_step_whatever_the_optimizer_evaluates():
     class count(Plugin):
         name = "count"
 
-        def check(self):
+        def validate(self):
             self.events = []
 
         @hookimpl

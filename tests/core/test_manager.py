@@ -122,14 +122,14 @@ def test_a_default_one_gives_way_to_the_one_of_its_group_that_is_asked_for():
 
 
 def test_displaced_plugins_are_out_and_displace_nobody():
-    a, b, c = make("a", displaces=("b",)), make("b", displaces=("c",)), make("c")
+    a, b, c = make("a", replaces=("b",)), make("b", replaces=("c",)), make("c")
     assert live(a, b, c, listed=["a", "b", "c"]) == ["a", "c"]
-    csv, board = make("csv", tags=("logger",), displaces=("logger",)), make("board", tags=("logger",))
+    csv, board = make("csv", tags=("logger",), replaces=("logger",)), make("board", tags=("logger",))
     assert live(csv, board, listed=["csv", "board"]) == ["csv"]
-    d, e = make("d", displaces=("e",)), make("e", displaces=("d",))
+    d, e = make("d", replaces=("e",)), make("e", replaces=("d",))
     assert (
         refusal(PluginError, d, e, listed=["e", "d"])
-        == "plugins 'e' and 'd' displace one another: leave all but one out"
+        == "plugins 'e' and 'd' replace one another: leave all but one out"
     )
 
 
@@ -196,9 +196,9 @@ def test_a_value_of_the_wrong_type_or_sense_names_keyword_and_field():
         name = "checked"
         size: int = option(1, "Size.")
 
-        def check(self) -> None:
+        def validate(self) -> None:
             if self.size < 0:
-                raise self.refuse("size", "a whole number from 0")
+                raise self.invalid("size", "a whole number from 0")
 
     assert refusal(TypeError, Checked, checked_size="2") == "checked_size (checked.size) must be int; '2' is str"
     assert refusal(TypeError, Checked, checked_size=True) == "checked_size (checked.size) must be int; True is bool"
@@ -336,7 +336,7 @@ def test_nobody_is_called_as_the_loop_is():
     )
 
 
-@pytest.mark.parametrize("attribute", ["before", "after", "requires", "conflicts", "tags", "displaces"])
+@pytest.mark.parametrize("attribute", ["before", "after", "requires", "conflicts", "tags", "replaces"])
 def test_a_bare_string_is_no_tuple_of_names(attribute):
     with pytest.raises(TypeError, match=rf"Bad\.{attribute} must be a tuple of names; write \('clip',\)"):
         make("bad", **{attribute: "clip"})
@@ -537,7 +537,7 @@ def test_explain_names_the_absent_plugin_that_a_place_comes_from():
 
 
 def test_listed_plugins_that_another_displaces_have_a_say_in_the_order_too():
-    first, last = make("zz"), make("a", after=("mid",), displaces=("mid",))
+    first, last = make("zz"), make("a", after=("mid",), replaces=("mid",))
     assert live(listed=[make("mid", after=("zz",)), last, first]) == ["zz", "a"]
 
 
@@ -549,7 +549,7 @@ def test_explain_of_a_trainer_counts_what_is_installed_and_says_what_is_ignored(
     )
     assert "ignored" not in text
     odd = make("odd", after=("checkpoint",), before=("log_every",))
-    text = Trainer(["-*", look, "validation", odd, make("over", displaces=("odd",))]).explain()
+    text = Trainer(["-*", look, "validation", odd, make("over", replaces=("odd",))]).explain()
     assert (
         "\nplugin 'odd' is not live and its before and after are ignored, since they contradict the others': " in text
     )

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from lightloop import Metrics, Module, Running, Trainer, World, evaluate, fetch, hookimpl
+from lightloop import Metrics, Module, Trainer, World, evaluate, hookimpl
 from lightloop.host.plugin import Plugin
 from lightloop.metrics import FOLD, over_ranks
 from lightloop.testing import Probe, TinyClassifier, classification_batches, count_syncs, probe_batches
+from lightloop.toolkit import Running, fetch
 
 KINDS = [float, torch.tensor, lambda x: torch.tensor([x])]
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightloop import OrderError, Plugin, discover, in_order
+from lightloop import OrderError, Plugin
 from lightloop.host.order import Order
+from lightloop.toolkit import discover, in_order
 
 
 def make(name, *, before=(), after=(), group=None, tags=()):
@@ -161,7 +162,7 @@ def after_all_before(absent):
     before = {plugin.name: set() for plugin in absent}
     for plugin in absent:
         for other in absent:
-            if other is not plugin and (other.called() & {*plugin.after} or plugin.called() & {*other.before}):
+            if other is not plugin and (other.names() & {*plugin.after} or plugin.names() & {*other.before}):
                 before[plugin.name].add(other.name)
     for _ in before:
         for name, earlier in before.items():

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lightloop import Module, Plugin, Trainer, discover, hookimpl
+from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches
+from lightloop.toolkit import discover
 
 OURS = {name: found.plugin for name, found in discover().items() if found.distribution == "lightloop" and found.plugin}
 

@@ -15,7 +15,7 @@ class Base(Plugin):
 
     size: int = option(1, "How much.")
 
-    def check(self):
+    def validate(self):
         self.count, self.file, self.seen = 0, None, set()
 
 
@@ -23,8 +23,8 @@ class Child(Base):
     name = "child"
     state = ("seen", "_rhythm", "rest")
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         self._rhythm, self.rest, self.other = Every("3 steps"), [], 1
 
 

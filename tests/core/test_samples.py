@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightloop import Limited, Module, Trainer, batch_size, take_samples
+from lightloop import Module, Trainer
 from lightloop.inputs.samples import is_collated
+from lightloop.toolkit import Limited, batch_size, take_samples
 
 zeros = torch.zeros
 IMAGE = zeros(3, 2, 4)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lightloop import Module, Plugin, Trainer, hookimpl, read_setup
+from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.side_by_side import SideBySide
 from lightloop.testing import classification_batches
+from lightloop.toolkit import read_setup
 
 EPOCHS = 2
 
@@ -101,7 +102,7 @@ def assert_same(module, optimizers, other, others):
 class Norms(Plugin):
     name = "norms"
 
-    def check(self):
+    def validate(self):
         self.seen = []
 
     @hookimpl

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightloop import Fixed, Key, Module, Stash, Trainer, bind, defined, takes
+from lightloop import Key, Module, Stash, Trainer
 from lightloop.testing import Probe, probe_batches
+from lightloop.toolkit import Fixed, bind, defined, takes
 
 ORDER = ("batch", "batch_idx")
 ARGUMENTS = {

@@ -11,7 +11,8 @@ import lightloop
 
 HEAD = """
 import torch
-from lightloop import Callback, Plugin, Trainer, hookimpl, warn
+from lightloop import Callback, Plugin, Trainer, hookimpl
+from lightloop.toolkit import warn
 from lightloop.testing import Probe, probe_batches
 
 FEW = ["-*"]
@@ -134,7 +135,7 @@ def test_a_warning_points_at_the_users_line(kind, tmp_path, monkeypatch):
 def test_the_line_is_found_from_another_thread_and_through_what_stands_between():
     script = """
 import functools, threading
-from lightloop import warn
+from lightloop.toolkit import warn
 
 def work():
     thread = threading.Thread(target=functools.partial(library["say"], "asynchronous"))
@@ -143,7 +144,7 @@ def work():
 
 work()
 """
-    space = {"__name__": "lightloop_plugins.made_up", "warn": lightloop.warn}
+    space = {"__name__": "lightloop_plugins.made_up", "warn": lightloop.toolkit.warn}
     exec(compile("def say(text): warn(text)", "made_up.py", "exec"), space)
     assert threading.current_thread() is threading.main_thread()
     with pytest.warns(UserWarning, match="asynchronous") as record:
@@ -152,7 +153,7 @@ work()
 
 
 def test_a_package_of_the_users_own_points_at_who_called_it():
-    space = {"__name__": "theirs.plugin", "warn": lightloop.warn}
+    space = {"__name__": "theirs.plugin", "warn": lightloop.toolkit.warn}
     exec(compile("def say():\n    warn('theirs')\ndef outer():\n    say()", "theirs.py", "exec"), space)
     with pytest.warns(UserWarning, match="theirs") as record:
         exec(compile("\nouter()", "user.py", "exec"), {"__name__": "__main__", "outer": space["outer"]})

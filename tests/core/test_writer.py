@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from lightloop import BusyError, Writer, open_in, replace_in
+from lightloop.toolkit import BusyError, Writer, open_in, replace_in
 
 
 def child(work):

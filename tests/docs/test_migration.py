@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lightloop import Hooks, Loop, Trainer, discover
+from lightloop import Hooks, Loop, Trainer
 from lightloop.host.keywords import known_options
+from lightloop.toolkit import discover
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -33,7 +34,7 @@ def test_each_keyword_that_a_page_gives_the_trainer_is_one(code):
     call = call if isinstance(call.func, ast.Name) else call.func.value
     installed = discover().values()
     absent = [f"{found.name} is left out by {found.left_out_by}" for found in installed if found.left_out_by]
-    kinds = {name for found in installed if found.plugin for name in found.plugin.called()}
+    kinds = {name for found in installed if found.plugin for name in found.plugin.names()}
     for keyword in call.keywords:
         assert keyword.arg == "plugins" or keyword.arg in {*known_options(discover()), *kinds}, absent
         if not isinstance(keyword.value, ast.Name):

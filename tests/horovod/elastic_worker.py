@@ -34,7 +34,7 @@ class Report(Plugin):
 def train(state):
     torch.manual_seed(0)
     batches = classification_batches(30)
-    plugins = ["-*", "in_step", "checkpoint", "run_dir", Report]
+    plugins = ["-*", "lockstep", "checkpoint", "run_dir", Report]
     trainer = Trainer(plugins, strategy="horovod", checkpoint_dir=f"{WORK}/checkpoints", save_every=2, resume="auto")
     result = trainer.fit(TinyClassifier(), batches)
     print(f"rank {hvd.rank()} of {hvd.size()} ended {result.status} at step {result.global_step}", flush=True)

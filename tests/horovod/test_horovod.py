@@ -16,7 +16,7 @@ from tests.horovod.rig import horovod_ranks
 
 pytestmark = [pytest.mark.horovod, pytest.mark.processes]
 OPTIONS = {"strategy": "horovod"}
-BARE = ["-*", "horovod", "in_step", "shard_data"]
+BARE = ["-*", "horovod", "lockstep", "shard_data"]
 
 
 def rank():
@@ -236,7 +236,7 @@ def test_weights_count_over_all_ranks():
 class Remembers(Plugin):
     name = "remembers"
 
-    def check(self):
+    def validate(self):
         self.what = rank()
 
     def state_dict(self):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
-from lightloop import discover
 from lightloop.host.keywords import known_options
+from lightloop.toolkit import discover
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "from-lightning.md"
 
@@ -23,7 +23,7 @@ def test_the_block_of_the_page_runs(tmp_path, monkeypatch):
 
 
 def test_every_argument_of_lightnings_trainer_is_one_here_or_on_the_page():
-    kinds = {name for found in discover().values() for name in found.plugin.called()}
+    kinds = {name for found in discover().values() for name in found.plugin.names()}
     ours = {*known_options(discover()), *kinds, "self", "plugins"}
     missing = sorted({*inspect.signature(pl.Trainer.__init__).parameters} - ours)
     text = PAGE.read_text()

@@ -8,8 +8,9 @@ import textwrap
 import pytest
 import torch
 
-from lightloop import PluginError, Relay, Trainer
+from lightloop import PluginError, Trainer
 from lightloop.testing import Probe, probe_batches
+from lightloop.toolkit import Relay
 from lightloop_plugins.accelerators.accelerator import Accelerator
 from lightloop_plugins.accelerators.cuda import Cuda
 

@@ -174,7 +174,7 @@ class Steps(Plugin):
 
     name = "steps"
 
-    def check(self):
+    def validate(self):
         self.rows = []
 
     @hookimpl

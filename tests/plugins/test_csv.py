@@ -137,7 +137,7 @@ class EachBatch(Plugin):
 
 def test_a_resumed_run_leaves_out_later_rows_of_the_step_that_it_goes_on_from(tmp_path):
     options = {"log_every_n_steps": 0, "accumulate_grad_batches": 4, "save_every": "3 batches", "checkpoint_dir": None}
-    plugins = [*BARE, "in_step", "checkpoint", "accumulate"]
+    plugins = [*BARE, "lockstep", "checkpoint", "accumulate"]
 
     def run(root, last, resume=None):
         trainer = Trainer([*plugins, EachBatch(last=last)], default_root_dir=tmp_path / root, resume=resume, **options)
@@ -170,7 +170,7 @@ def test_whatever_a_metric_is_called_it_has_a_column_of_its_own_and_a_resume_kee
     columns = [f"{name}_" if name.rstrip("_") in ("step", "epoch") else name for name in names]
 
     def run(root, last, resume=None):
-        plugins = [*BARE, "in_step", "checkpoint", EachBatch(last=last)]
+        plugins = [*BARE, "lockstep", "checkpoint", EachBatch(last=last)]
         trainer = Trainer(plugins, default_root_dir=tmp_path / root, log_every_n_steps=1, save_every=1, resume=resume)
         with contextlib.suppress(ZeroDivisionError):
             trainer.fit(Named(), probe_batches(3))

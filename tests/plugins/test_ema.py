@@ -14,7 +14,7 @@ class Veto(Plugin):
 
     name = "veto"
 
-    def check(self):
+    def validate(self):
         self.batches = set()
 
     @hookimpl
@@ -185,7 +185,7 @@ class Looks(Plugin):
 
     name, after = "looks", ("ema",)
 
-    def check(self):
+    def validate(self):
         self.seen, self.fails = [], False
 
     @hookimpl
@@ -215,7 +215,7 @@ def test_validation_sees_the_average_when_asked_and_training_goes_on_with_the_we
             self.saw.append(self.w.item())
 
     looks = Looks()
-    trainer(EMA(decay=0.5, validate=validate), looks, max_epochs=2).fit(module(), probe_batches(2))
+    trainer(EMA(decay=0.5, in_validation=validate), looks, max_epochs=2).fit(module(), probe_batches(2))
     assert looks.seen == [-3.0, -6.0]
     averages = [by_hand([-1.0, -3.0]), by_hand([-1.0, -3.0, -4.0, -6.0])]
     assert module.saw == (averages if validate else looks.seen)
@@ -225,7 +225,7 @@ def test_weights_are_back_after_an_evaluation_that_fails():
     looks = Looks()
     module = Validated()
     module.fails = True
-    trainer(EMA(decay=0.5, validate=True), looks).fit(module, probe_batches(2))
+    trainer(EMA(decay=0.5, in_validation=True), looks).fit(module, probe_batches(2))
     assert looks.seen == ["error", -3.0]
     assert module.w.item() == -3.0
 

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from lightloop import ROLES, Plugin, Trainer, hookimpl
+from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, probe_batches
+from lightloop.toolkit import ROLES
 
 KEPT = ("averages", "guards", "interrupts", "schedules", "searches", "watches", "writes")
 """The roles that have a part in a run on a few batches."""

@@ -25,7 +25,7 @@ class Two(Module):
 class Rows(Plugin):
     name = "rows"
 
-    def check(self):
+    def validate(self):
         self.rows = []
 
     @hookimpl

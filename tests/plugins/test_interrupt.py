@@ -71,7 +71,7 @@ def test_everybody_hears_of_it():
     class Hears(Plugin):
         name = "hears"
 
-        def check(self):
+        def validate(self):
             self.heard = []
 
         @hookimpl

@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from lightloop import Trainer, discover
+from lightloop import Trainer
 from lightloop.testing import TinyClassifier, classification_batches
+from lightloop.toolkit import discover
 
 PLUGINS = [name for name in ("lightning", "lightning_data", "lightning_epoch_end") if discover()[name].plugin]
 

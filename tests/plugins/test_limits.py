@@ -40,7 +40,7 @@ class Sized(Counted):
 class Hooks(Plugin):
     name = "hooks"
 
-    def check(self):
+    def validate(self):
         self.seen = []
 
     @hookimpl

@@ -17,7 +17,7 @@ QUIET = {"enable_progress_bar": False, "weights_summary": None}
 class Lines(Logger):
     name = "lines"
 
-    def check(self):
+    def validate(self):
         self.events = []
 
     def open(self, loop, directory):

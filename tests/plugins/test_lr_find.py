@@ -8,8 +8,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightloop import ROLES, Plugin, Trainer, hookimpl
+from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop.toolkit import ROLES
 from lightloop_plugins.lr_find import LRFound, lr_find
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 
-from lightloop import Plugin, Relay, Trainer, hookimpl
+from lightloop import Plugin, Trainer, hookimpl
 from lightloop.testing import Probe, TinyClassifier, classification_batches, probe_batches
+from lightloop.toolkit import Relay
 
 
 class Scheduled(Probe):
@@ -30,7 +31,7 @@ class Rates(Plugin):
 
     name = "rates"
 
-    def check(self):
+    def validate(self):
         self.used = []
 
     @hookimpl
@@ -43,7 +44,7 @@ class Values(Plugin):
 
     name, before = "values", ("lr_schedule",)
 
-    def check(self):
+    def validate(self):
         self.values = []
 
     @hookimpl
@@ -134,7 +135,7 @@ def test_an_epoch_schedule_without_a_monitor_has_moved_when_the_others_are_told_
 class Veto(Plugin):
     name = "veto"
 
-    def check(self):
+    def validate(self):
         self.steps = set()
 
     @hookimpl
@@ -237,7 +238,7 @@ class Save(Plugin):
 
     name, after = "save", ("lr_schedule", "values")
 
-    def check(self):
+    def validate(self):
         self.states = []
 
     @hookimpl
@@ -257,7 +258,7 @@ class Resume(Plugin):
 
     name = "resume"
 
-    def check(self):
+    def validate(self):
         self.state = None
 
     @hookimpl(wrapper=True)

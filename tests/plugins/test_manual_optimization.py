@@ -15,7 +15,7 @@ from lightloop_plugins.manual_optimization import MANUAL
 class Events(Plugin):
     name = "events"
 
-    def check(self):
+    def validate(self):
         self.events = []
 
     def add(self, loop, what):

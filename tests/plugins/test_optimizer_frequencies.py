@@ -97,7 +97,7 @@ def test_state_goes_on_where_it_was():
         name = "resumes"
         after = ("optimizer_frequencies",)
 
-        def check(self):
+        def validate(self):
             self.state = None
 
         @hookimpl

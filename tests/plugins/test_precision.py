@@ -82,7 +82,7 @@ class Order(Plugin):
     name = "order"
     after = ("precision",)
 
-    def check(self):
+    def validate(self):
         self.events = []
 
     @hookimpl
@@ -112,7 +112,7 @@ def clips(monkeypatch):
     def watch(order):
         def clip_norm_(*given):
             order.events.append("clip")
-            return lightloop.clip_norm_(*given)
+            return lightloop.toolkit.clip_norm_(*given)
 
         monkeypatch.setattr("lightloop_plugins.clip.clip_norm_", clip_norm_)
 

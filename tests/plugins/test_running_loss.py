@@ -21,7 +21,7 @@ class Losses(Probe):
 class Watch(Plugin):
     name, after = "watch", ("running_loss",)
 
-    def check(self):
+    def validate(self):
         self.seen = []
 
     @hookimpl

@@ -145,7 +145,7 @@ def life(folder, number=signal.SIGTERM, moment=NEVER, workers=2):
     os.setsid()
     ahead = 1 if workers else None  # as few as can be: the others are read when the signal has come
     loader = DataLoader(torch.arange(1.0, 7.0), 1, collate_fn=sum, num_workers=workers, prefetch_factor=ahead)
-    plugins = ["-*", "in_step", "signals", "interrupt", "run_dir", "checkpoint", "resume", "validation"]
+    plugins = ["-*", "lockstep", "signals", "interrupt", "run_dir", "checkpoint", "resume", "validation"]
     trainer = Trainer([*plugins, Sender(number, *moment)], checkpoint_dir=folder, save_every=None)
     module = Validated()
     warnings.filterwarnings("ignore", message="going on inside an epoch of a DataLoader with 2 workers")

@@ -6,8 +6,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
 
-from lightloop import Module, Plugin, Trainer, batch_size, hookimpl
+from lightloop import Module, Plugin, Trainer, hookimpl
 from lightloop.testing import TinyClassifier, classification_batches
+from lightloop.toolkit import batch_size
 from lightloop_plugins.split_on_oom.pieces import cut
 
 

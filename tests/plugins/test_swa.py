@@ -27,7 +27,7 @@ class Normed(TinyClassifier):
 class Rates(Plugin):
     name, after = "rates", ("swa",)
 
-    def check(self):
+    def validate(self):
         self.used = []
 
     @hookimpl
@@ -165,7 +165,7 @@ def test_data_that_cannot_be_read_again_is_warned_of():
 class Resume(Plugin):
     name, after = "resume", ("swa", "lr_schedule")
 
-    def check(self):
+    def validate(self):
         self.saved, self.state = [], None
 
     @hookimpl

@@ -145,7 +145,7 @@ def test_a_window_of_several_batches_closes_after_the_last_piece_of_its_last_bat
     class steps(Plugin):
         name = "steps"
 
-        def check(self):
+        def validate(self):
             self.at = []
 
         @hookimpl

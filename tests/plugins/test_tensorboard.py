@@ -63,7 +63,7 @@ def test_a_resumed_run_shows_each_row_once(tmp_path, every):
     options = {"log_every_n_steps": 0, "accumulate_grad_batches": 4, "save_every": f"{every} batches", "resume": "auto"}
 
     def run(root, last):
-        plugins = [*BARE, "in_step", "checkpoint", "accumulate", "tensorboard", EachBatch(last=last)]
+        plugins = [*BARE, "lockstep", "checkpoint", "accumulate", "tensorboard", EachBatch(last=last)]
         trainer = Trainer(plugins, default_root_dir=tmp_path / root, **options)
         try:
             trainer.fit(Logging(), probe_batches(9))

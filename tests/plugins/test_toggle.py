@@ -52,7 +52,7 @@ class Watch(Plugin):
 
     name = "watch"
 
-    def check(self):
+    def validate(self):
         self.after_batches, self.foreign = [], []
 
     @hookimpl

@@ -25,7 +25,7 @@ class Passes(Plugin):
     name = "passes"
     after = ("validation",)
 
-    def check(self):
+    def validate(self):
         self.at, self.hooks = [], []
 
     @hookimpl
@@ -222,7 +222,7 @@ def sanity(count, val=5, **options):
     class Look(Plugin):
         name = "look"
 
-        def check(self):
+        def validate(self):
             self.metrics = {}, {}, set()
 
         @hookimpl

@@ -25,7 +25,7 @@ LOADERS = {
 class Sees(Plugin):
     name = "sees"
 
-    def check(self):
+    def validate(self):
         self.batches, self.kinds = [], []
 
     @hookimpl

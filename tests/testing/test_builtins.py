@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightloop import discover
 from lightloop.testing import LoggerContract, PluginContract, TinyClassifier, classification_batches
 from lightloop.testing.contract import fit_on_rank
 from lightloop.testing.ranks import run_ranks
+from lightloop.toolkit import discover
 from tests.plugins.test_tensorboard import shown
 
 OPTIONS = {

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightloop import Callback, Trainer, discover
+from lightloop import Callback, Trainer
 from lightloop.host.options import fits, hints_of, options_of
 from lightloop.testing import TinyClassifier, classification_batches
+from lightloop.toolkit import discover
 from tests.testing.test_builtins import CANNOT_RUN, OURS, Sequences, Sized, seeded
 
 KINDS = {name: discover()[name].plugin for name in OURS}

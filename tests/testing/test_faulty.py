@@ -18,7 +18,7 @@ class Good(Plugin):
     name = "good"
     state = ("count",)
     size: int = option(1, "How much.")
-    def check(self):
+    def validate(self):
         self.count = 0
     @hookimpl
     def after_batch(self, loop):
@@ -119,8 +119,8 @@ class Lambda(Good):
     '''Keeps a function without a name.'''
     name = "lambda"
     transient = ("scale",)
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         self.scale = lambda x: x
 
 class LambdaLater(Good):
@@ -134,8 +134,8 @@ class LambdaLater(Good):
 class Undeclared(Good):
     '''Does not say what its attribute is.'''
     name = "undeclared"
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         self.since = 0
 
 class Handler(Good):

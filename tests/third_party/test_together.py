@@ -14,8 +14,9 @@ import optuna
 import pytest
 from mlflow.tracking import MlflowClient
 
-from lightloop import Trainer, discover
+from lightloop import Trainer
 from lightloop.testing import TinyClassifier, assert_order, classification_batches
+from lightloop.toolkit import discover
 
 NAMES = ("mlflow", "optuna", "wandb")
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightloop import Loop, Plugin, hookimpl, option, parameters_of
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import parameters_of
 
 M = TypeVar("M", bound=nn.Module)
 PARTS = ("lora_a", "lora_b", "lora_scale")
@@ -44,12 +45,12 @@ class Lora(Plugin):
     )
     seed: int = option(0, "Where the adapters' first values come from.", flag="lora_seed", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.rank < 1:
-            raise self.refuse("rank", "a whole number from 1")
+            raise self.invalid("rank", "a whole number from 1")
         for name in ("targets", "also"):
             if isinstance(getattr(self, name), str):
-                raise self.refuse(name, "a list of names")
+                raise self.invalid(name, "a list of names")
         self._flags: dict[nn.Parameter, bool] = {}
 
     @hookimpl
@@ -57,7 +58,7 @@ class Lora(Plugin):
         layers = [layer for name, layer in linears(loop.module).items() if matches(name, self.targets)]
         if not layers:
             there = ", ".join(linears(loop.module)) or "none"
-            raise self.refuse("targets", f"names of Linear layers, with wildcards; the module has {there}")
+            raise self.invalid("targets", f"names of Linear layers, with wildcards; the module has {there}")
         generator = torch.Generator().manual_seed(self.seed)  # of its own: no other random number changes
         for layer in layers:
             if not isinstance(layer, Adapted):

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightloop import Loop, keep_random, option
+from lightloop import Loop, option
+from lightloop.toolkit import keep_random
 from lightloop_plugins.loggers import Ending, Logger
 
 STATUSES = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -41,7 +42,7 @@ class MLflow(Logger):
         None, "The experiment; that of the run's directory, such as the module's class, if None."
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.run_id: str | None = None
         self._client: Any = None
 

@@ -26,9 +26,9 @@ class Noise(Plugin):
     gamma: float = option(0.55, "How fast the variance falls with the steps.", enables=False)
     seed: int = option(0, "Seed of the noise, which is drawn from a generator of its own.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.eta < 0:
-            raise self.refuse("eta", "a number from 0")
+            raise self.invalid("eta", "a number from 0")
         self._generator: torch.Tensor | None = None
 
     @hookimpl

@@ -36,7 +36,7 @@ class Pruning(Plugin):
     trial: Trial | None = option(None, "The trial that the run is for, as the study gives it to the objective.")
     monitor: str = option("val_loss", "The metric to report.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._begin()
 
     def _begin(self) -> None:

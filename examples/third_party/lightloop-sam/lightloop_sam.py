@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, option, parameters_of, refuse_closures, replay, searches_line, total_norm
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import parameters_of, refuse_closures, replay, searches_line, total_norm
 
 
 class Sam(Plugin):
@@ -26,14 +27,14 @@ class Sam(Plugin):
     rho: float = option(0.0, "How far to climb before the gradient is taken; 0 is off.")
     adaptive: bool = option(False, "Climb in proportion to the size of each weight.", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.rho < 0:
-            raise self.refuse("rho", "a number from 0")
+            raise self.invalid("rho", "a number from 0")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
         if self.rho == 0:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         if "manual" in loop.step_arguments:
             raise ValueError(

@@ -37,7 +37,7 @@ class Wandb(Logger):
         None, "Whether metrics are uploaded as they come; WANDB_MODE says so if None, and offline if that is not set."
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.run_id: str | None = None
         self._run: Any = None
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from lightloop import Loop, parameters_of
+from lightloop import Loop
+from lightloop.toolkit import parameters_of
 from lightloop_plugins.accelerators._launcher.control import ControlledWorld, RankError, control_message
 
 T = TypeVar("T")

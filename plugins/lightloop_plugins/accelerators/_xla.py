@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lightloop import warn
+from lightloop.toolkit import warn
 
 SPMD = "spmd"
 """The tag of a strategy that needs the process to be in that state before the device is used."""

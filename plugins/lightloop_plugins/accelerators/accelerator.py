@@ -30,19 +30,19 @@ class Accelerator(Device):
         enables=False,
     )
 
-    def check(self) -> None:
-        super().check()
+    def validate(self) -> None:
+        super().validate()
         self.kind = self.kind or "auto"
         if self.index is not None and self.index < 0:
-            raise self.refuse("index", "a whole number from 0")
+            raise self.invalid("index", "a whole number from 0")
         if self.kind in ("auto", "gpu"):
             return
         try:
             device = torch.device(self.kind)
         except RuntimeError:
-            raise self.refuse("kind", "'auto', 'gpu', a device plugin, or a device type that torch knows") from None
+            raise self.invalid("kind", "'auto', 'gpu', a device plugin, or a device type that torch knows") from None
         if device.index is not None and self.index is not None:
-            raise self.refuse("kind", f"without an index, which accelerator_index={self.index} gives already")
+            raise self.invalid("kind", f"without an index, which accelerator_index={self.index} gives already")
 
     def device(self) -> torch.device:
         assert self.kind is not None

@@ -19,10 +19,10 @@ class Cuda(Device):
         enables=False,
     )
 
-    def check(self) -> None:
-        super().check()
+    def validate(self) -> None:
+        super().validate()
         if self.index is not None and self.index < 0:
-            raise self.refuse("index", "a whole number from 0")
+            raise self.invalid("index", "a whole number from 0")
 
     def device(self) -> torch.device:
         return existing("cuda", self.index, "accelerator='cuda'")

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightloop import Loop, Step, discover, hookimpl, option, parameters_of
+from lightloop import Loop, hookimpl, option
+from lightloop.toolkit import Step, discover, parameters_of
 from lightloop_plugins.accelerators._launcher.processes import Processes, no_line_search
 
 BUCKET = 25 * 2**20
@@ -63,11 +64,11 @@ class Ddp(Processes):
         True, "Broadcast the buffers of rank 0 to all ranks before each forward.", enables=False
     )
 
-    def check(self) -> None:
-        super().check()
+    def validate(self) -> None:
+        super().validate()
         if self.kind not in (None, False, "auto", *OLD):
             found = [each.plugin for each in discover().values() if each.plugin and each.plugin.group == "strategy"]
-            raise self.refuse("kind", f"'auto', False, or one of {', '.join(sorted(each.name for each in found))}")
+            raise self.invalid("kind", f"'auto', False, or one of {', '.join(sorted(each.name for each in found))}")
         self._forget()
 
     def _forget(self) -> None:
@@ -81,7 +82,7 @@ class Ddp(Processes):
     def setup(self, loop: Loop) -> None:
         self._forget()
         if self.kind is False or not self.meet(loop):
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:

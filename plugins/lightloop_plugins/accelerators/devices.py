@@ -35,11 +35,11 @@ class Devices(Plugin):
         aliases=("nb_gpu_nodes",),
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if isinstance(self.devices, int) and self.devices < 1 and self.devices != -1:
-            raise self.refuse("devices", "a whole number from 1, or 'auto'")
+            raise self.invalid("devices", "a whole number from 1, or 'auto'")
         if self.nodes is not None and self.nodes < 1:
-            raise self.refuse("nodes", "a whole number from 1")
+            raise self.invalid("nodes", "a whole number from 1")
 
     @hookimpl
     def setup(self, loop: Loop) -> None:

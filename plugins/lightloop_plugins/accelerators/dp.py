@@ -28,4 +28,4 @@ class Dp(Plugin):
                 f"strategy='dp' runs one process on one device, and there are {count}: use strategy='ddp', which has a process "
                 "for each device"
             )
-        loop.leave_out(self)
+        loop.opt_out(self)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, hookimpl, option, warn
+from lightloop import Loop, hookimpl, option
+from lightloop.toolkit import warn
 from lightloop_plugins.accelerators._device.place import Device, existing
 from lightloop_plugins.accelerators._launcher.environment import DEVICES
 
@@ -26,19 +27,19 @@ class Gpus(Device):
         None, "Deprecated: number of GPUs, or the indices of the first ones; 0 is off.", flag="gpus", switch=True
     )
 
-    def check(self) -> None:
-        super().check()
+    def validate(self) -> None:
+        super().validate()
         listed = self.count.split(",") if isinstance(self.count, str) and "," in self.count else self.count
         if isinstance(listed, (list, tuple)):
             if [str(index).strip() for index in listed] != [str(index) for index in range(len(listed))]:
-                raise self.refuse("count", f"a number; say which ones by CUDA_VISIBLE_DEVICES, and gpus={len(listed)}")
+                raise self.invalid("count", f"a number; say which ones by CUDA_VISIBLE_DEVICES, and gpus={len(listed)}")
             listed = len(listed)
         try:
             self.number = int(listed)
         except (TypeError, ValueError):
-            raise self.refuse("count", "a whole number, or -1 for all") from None
+            raise self.invalid("count", "a whole number, or -1 for all") from None
         if self.number < -1:
-            raise self.refuse("count", "a whole number from 0, or -1 for all")
+            raise self.invalid("count", "a whole number from 0, or -1 for all")
         warn("'gpus' is now accelerator='gpu' and devices=n", DeprecationWarning)
 
     @hookimpl

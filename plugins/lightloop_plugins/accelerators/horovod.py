@@ -6,7 +6,8 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import Literal
 
-from lightloop import Loop, Plugin, Setup, add_note, hookimpl, option
+from lightloop import Loop, Plugin, Setup, hookimpl, option
+from lightloop.toolkit import add_note
 from lightloop_plugins.accelerators._horovod import (
     HorovodWorld,
     average_gradients,
@@ -57,7 +58,7 @@ class Horovod(Plugin):
     def is_default(cls) -> bool:
         return launched()
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._hvd: ModuleType | None = None
         self.reductions = 0
         """How often gradients have been averaged."""
@@ -69,7 +70,7 @@ class Horovod(Plugin):
         self.reductions = 0
         same_count(loop, hvd.size(), "horovodrun" if launched() else "nobody")
         if hvd.size() == 1:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         self._hvd = hvd
         loop.world = HorovodWorld(hvd)
@@ -92,7 +93,7 @@ class Horovod(Plugin):
         assert self._hvd is not None
         share_weights(loop.module, self._hvd)
         share_state(loop)
-        loop.leave_out(self, "before_epoch")
+        loop.opt_out(self, "before_epoch")
 
     @hookimpl
     def reduce_gradients(self, loop: Loop) -> None:
@@ -104,7 +105,7 @@ class Horovod(Plugin):
     def on_error(self, loop: Loop, error: BaseException) -> None:
         if not isinstance(loop.world, HorovodWorld):
             return
-        if not loop.world.fail(error, loop.place()):
+        if not loop.world.fail(error, loop.where()):
             add_note(
                 error, "another rank has failed or is gone; if it was not killed, its own error is in what it wrote"
             )

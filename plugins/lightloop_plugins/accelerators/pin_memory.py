@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightloop import Loop, Plugin, hookimpl, option, remade
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import remade
 from lightloop_plugins.accelerators._device.transfer import STREAMS
 
 
@@ -28,7 +29,7 @@ class PinMemory(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         if loop.device.type not in STREAMS:
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl(wrapper=True)
     def prepare_loader(self, loop: Loop) -> Generator[None, Any, Any]:

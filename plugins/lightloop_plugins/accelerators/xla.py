@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, hookimpl, option, warn
+from lightloop import Loop, hookimpl, option
+from lightloop.toolkit import warn
 from lightloop_plugins.accelerators._device.place import Device
 from lightloop_plugins.accelerators._launcher.environment import environment
 from lightloop_plugins.accelerators._xla import SPMD, Compilations, engine, seed_of_torch
@@ -49,12 +50,12 @@ class Xla(Device):
         aliases={"num_tpu_cores": lambda cores: cores, "use_tpu": lambda use: 1 if use else None},
     )
 
-    def check(self) -> None:
-        super().check()
+    def validate(self) -> None:
+        super().validate()
         if self.cores:
             warn(f"'tpu_cores' is now {NOW}", DeprecationWarning)
         if self.shapes < 1:
-            raise self.refuse("shapes", "a whole number from 1")
+            raise self.invalid("shapes", "a whole number from 1")
         self._xla: ModuleType | None = None
         self._random: int | None = None
         self._compilations: Compilations | None = None

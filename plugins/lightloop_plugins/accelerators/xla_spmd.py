@@ -9,7 +9,8 @@ import numpy
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lightloop import Loop, Plugin, hookimpl, option, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import warn
 from lightloop_plugins.accelerators._launcher.environment import DEVICES, NODES
 from lightloop_plugins.accelerators._xla import SPMD, engine
 
@@ -39,7 +40,7 @@ class XlaSpmd(Plugin):
         enables=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._mesh: Any = None
         self._said = False
 
@@ -55,7 +56,7 @@ class XlaSpmd(Plugin):
         self._said = False
         self._mesh = engine("torch_xla.distributed.spmd").Mesh(numpy.arange(devices), (devices,), ("data",))
         if not self.shard_parameters:
-            loop.leave_out(self, "before_fit", "before_epoch")
+            loop.opt_out(self, "before_fit", "before_epoch")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
@@ -70,7 +71,7 @@ class XlaSpmd(Plugin):
                 for value in state.values():
                     if isinstance(value, Tensor) and value.shape == parameter.shape:
                         self._divide(value)
-        loop.leave_out(self, "before_epoch")
+        loop.opt_out(self, "before_epoch")
 
     @hookimpl(wrapper=True)
     def move_batch(self, loop: Loop) -> Generator[None, Any, Any]:

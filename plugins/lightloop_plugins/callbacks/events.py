@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightloop import Callback, Fixed, Loop, Plugin, Step, bind, defined, warn
+from lightloop import Callback, Loop, Plugin
+from lightloop.toolkit import Fixed, Step, bind, defined, warn
 
 ORDERS = {
     name: tuple(inspect.signature(method).parameters)[1:]

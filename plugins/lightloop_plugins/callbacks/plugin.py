@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from lightloop import Evaluation, Loop, Plugin, Step, bind, hookimpl, option, warn
+from lightloop import Evaluation, Loop, Plugin, hookimpl, option
+from lightloop.toolkit import Step, bind, warn
 from lightloop_plugins.callbacks.events import (
     COMMON,
     EVALUATION,
@@ -54,7 +55,7 @@ class Callbacks(Plugin):
     _start = _telling_stage(*EVALUATION["before_evaluation"])
     _end = _telling_stage(*EVALUATION["after_evaluation"])
 
-    def check(self) -> None:
+    def validate(self) -> None:
         several = isinstance(self.callbacks, Sequence) and not isinstance(self.callbacks, str)
         given = self.callbacks if several else [] if self.callbacks is None else [self.callbacks]
         self._callbacks: list[Any] = list(given)
@@ -81,7 +82,7 @@ class Callbacks(Plugin):
         evaluation["before_evaluation"].append("on_sanity_check_start")
         for hook, events in {**TRAINING, **evaluation}.items():
             if hook not in keep and not any(self._told[event] for event in events):
-                loop.leave_out(self, hook)
+                loop.opt_out(self, hook)
         if self._told["prepare_data"]:
             if loop.world.is_main:
                 self._tell(loop, "prepare_data")

@@ -7,7 +7,8 @@ import os
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal
 
-from lightloop import Loop, Plugin, hookimpl, option, warn
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import warn
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.hooks import CheckpointHooks
@@ -113,11 +114,11 @@ class Checkpoint(Plugin):
         neutral=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.last < 1:
-            raise self.refuse("last", "a whole number from 1")
+            raise self.invalid("last", "a whole number from 1")
         if self.top_k < -1:
-            raise self.refuse("top_k", "a whole number from 0, or -1 for all")
+            raise self.invalid("top_k", "a whole number from 0, or -1 for all")
         if not self.enabled:
             self.requires = ()  # type: ignore[misc]  # who saves nothing needs no directory
         self._forget()
@@ -141,7 +142,7 @@ class Checkpoint(Plugin):
         if self.directory is not None:
             loop.stash[DIRECTORY] = absolute(self.directory)
         if loop.stage != "fit" or not self.enabled:
-            loop.leave_out(self)
+            loop.opt_out(self)
         elif self.directory is not None and loop.world.is_main:
             self._folder = folder_of(absolute(self.directory))
             self._folder.hold()  # before anything is opened, of the run or in it

@@ -51,9 +51,9 @@ class Resume(Plugin):
         False, "Refuse to resume if plugins or the environment differ, instead of warning.", flag="resume_strict"
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.place is not None and not os.fspath(self.place):
-            raise self.refuse("place", "the path of a checkpoint or of a folder of them, or 'auto'")
+            raise self.invalid("place", "the path of a checkpoint or of a folder of them, or 'auto'")
         self._fitted = False
         self._forget()
 
@@ -76,7 +76,7 @@ class Resume(Plugin):
             what = load_for_evaluation(loop.module, self.place, self._places(loop))
             log.info("evaluated are the weights of %s", what)
         if loop.stage != "fit" or self._asked is None:
-            loop.leave_out(self)
+            loop.opt_out(self)
         elif loop.world.is_main:
             self._held = self._hold(loop)
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightloop import warn
+from lightloop.toolkit import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.storage.folder import PREFIX, Content, Folder
 from lightloop_plugins.checkpoint.storage.retention import Saved, find_saved, remove, to_remove

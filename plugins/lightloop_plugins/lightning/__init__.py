@@ -62,7 +62,7 @@ class Lightning(Plugin):
         given = getattr(loop.trainer, "callbacks", None)
         callbacks = instances(given if isinstance(given, (list, tuple)) else [given], "Callback")
         if not modules and not callbacks:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         check_callbacks(callbacks)
         self._data = find_datamodule(loop)
@@ -76,7 +76,7 @@ class Lightning(Plugin):
         if loop.module in modules:
             self._ready(loop, loop.module)
         else:
-            loop.leave_out(self, "before_fit", "move_batch", "backward")
+            loop.opt_out(self, "before_fit", "move_batch", "backward")
 
     def _ready(self, loop: Loop, module: Any) -> None:
         if overrides(module, "configure_model"):
@@ -88,9 +88,9 @@ class Lightning(Plugin):
                 if parameter.default is not parameter.empty:
                     arguments.setdefault(parameter.name, path)
         if not any(overrides(part, name) for part in (module, self._data) if part for name in TRANSFERS):
-            loop.leave_out(self, "move_batch")
+            loop.opt_out(self, "move_batch")
         if module.automatic_optimization:
-            loop.leave_out(self, "before_fit", "backward")
+            loop.opt_out(self, "before_fit", "backward")
 
     @hookimpl
     def before_fit(self, loop: Loop) -> None:
@@ -126,7 +126,7 @@ class Lightning(Plugin):
 
     def manual_backward(self, loop: Loop, loss: Any, *arguments: Any, **named: Any) -> None:
         """What ``self.manual_backward`` does: gradients add up as they are, scaled where precision asks for it."""
-        loop.loss, loop.weight, loop.seed = loss, None, None
+        loop.loss, loop.weight, loop.share = loss, None, None
         self._backward = (arguments, named) if arguments or named else None
         loop.hook.before_backward(loop=loop)
         try:

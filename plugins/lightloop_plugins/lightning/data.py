@@ -46,10 +46,10 @@ class LightningData(Plugin):
         """Where the program has imported Lightning."""
         return is_imported()
 
-    def check(self) -> None:
+    def validate(self) -> None:
         known = all(callable(getattr(self.datamodule, name, None)) for name in ("prepare_data", "setup"))
         if self.datamodule is not None and not known:
-            raise self.refuse("datamodule", "a LightningDataModule")
+            raise self.invalid("datamodule", "a LightningDataModule")
         self._data: Any = None
 
     @hookimpl
@@ -62,7 +62,7 @@ class LightningData(Plugin):
         if fitting and isinstance(loop.module, bases("LightningModule")) and not overrides(loop.module, STEP):
             loop.eval_sources.pop("validate", None)  # Lightning lets data be that nothing is done with
         if data is None:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         data.trainer = loop.trainer
         if loop.world.is_main:

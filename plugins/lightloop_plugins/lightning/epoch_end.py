@@ -27,16 +27,16 @@ class LightningEpochEnd(Plugin):
         """Where the program has imported Lightning."""
         return is_imported()
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._callbacks: Any = None
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
         self._callbacks = None
         if loop.stash.get(LOG) is None:
-            loop.leave_out(self)
+            loop.opt_out(self)
         elif (callbacks := loop.trainer.plugin("callbacks")) is not None:
-            loop.leave_out(callbacks, "after_epoch")
+            loop.opt_out(callbacks, "after_epoch")
             self._callbacks = callbacks
 
     @hookimpl

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightloop import Loop, fetch
+from lightloop import Loop
+from lightloop.toolkit import fetch
 
 
 class Logger:

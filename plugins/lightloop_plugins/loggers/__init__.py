@@ -34,7 +34,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from lightloop import Loop, Plugin, hookimpl, open_directory
+from lightloop import Loop, Plugin, hookimpl
+from lightloop.toolkit import open_directory
 from lightloop_plugins.run_dir import RUN_DIR
 
 Ending = Literal["success", "interrupted", "failed"]

@@ -35,14 +35,14 @@ class ManualOptimization(Plugin):
         flag="automatic_optimization",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._manual: Manual | None = None
         self._handles: list[Any] = []
 
     @hookimpl
     def setup(self, loop: Loop) -> None:
         if loop.stage != "fit" or (self.automatic and getattr(loop.module, "automatic_optimization", True)):
-            loop.leave_out(self)
+            loop.opt_out(self)
         else:
             loop.step_arguments["manual"] = self._get
             loop.step_order.remove("optimizer_idx")

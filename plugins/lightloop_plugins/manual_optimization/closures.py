@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightloop import parameters_of
+from lightloop.toolkit import parameters_of
 
 if TYPE_CHECKING:
     from lightloop_plugins.manual_optimization.helper import Manual

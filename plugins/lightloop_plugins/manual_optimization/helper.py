@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightloop import Loop, context, frozen, needs_closure, parameters_of, searches_line, takes_closure
+from lightloop import Loop
+from lightloop.toolkit import context, frozen, needs_closure, parameters_of, searches_line, takes_closure
 from lightloop_plugins.manual_optimization.closures import Anew, Left
 
 
@@ -39,7 +40,7 @@ class Manual:
         loop.select(index)
         window = loop.window
         loop.loss, loop.weight = loss, None
-        loop.seed = None if window.planned == 1 else torch.full_like(loss, 1 / window.planned, requires_grad=False)
+        loop.share = None if window.planned == 1 else torch.full_like(loss, 1 / window.planned, requires_grad=False)
         loop.hook.before_backward(loop=loop)
         if loop.hook.backward(loop=loop):
             window.add(0 if index in self._counted else 1, False)

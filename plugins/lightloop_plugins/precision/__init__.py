@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from lightloop import Loop, Plugin, context, hookimpl, map_leaves, option, refuse_closures, searches_line
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import context, map_leaves, refuse_closures, searches_line
 from lightloop_plugins.precision.lstm import bypass_onednn
 
 NAMES = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed", "64-true": "64"}
@@ -58,12 +59,12 @@ class Precision(Plugin):
         2000, "16-mixed: number of windows without overflow after which the scale doubles.", enables=False
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.amp_level is not None:
-            raise self.refuse("amp_level", "left out, for apex is gone: O1 is precision='16-mixed', O3 '16-true'")
+            raise self.invalid("amp_level", "left out, for apex is gone: O1 is precision='16-mixed', O3 '16-true'")
         self.mode = NAMES.get(str(self.precision), str(self.precision))
         if self.mode not in ("32", *WHOLE, *MIXED):
-            raise self.refuse("precision", f"32, 16, {', '.join(map(repr, (*WHOLE, *MIXED)))}")
+            raise self.invalid("precision", f"32, 16, {', '.join(map(repr, (*WHOLE, *MIXED)))}")
         if self.mode in WHOLE:  # a strategy looks at the types of parameters when it wraps them
             vars(self).update(after=("accelerator",), before=("strategy",))
         self.scalers: list[torch.amp.GradScaler] = []
@@ -74,15 +75,15 @@ class Precision(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         if self.mode == "32":
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         if self.mode != "16-mixed":
-            loop.leave_out(self, "before_fit", "backward", "unscale_gradients", "after_step", "on_step_skipped")
+            loop.opt_out(self, "before_fit", "backward", "unscale_gradients", "after_step", "on_step_skipped")
         if self.mode in WHOLE:
             getattr(loop.module, CONVERSIONS[self.mode])()
             self._around = partial(_default_dtype, WHOLE[self.mode])
         else:
-            loop.leave_out(self, "move_batch")
+            loop.opt_out(self, "move_batch")
             device, dtype = _usable(loop, self), MIXED[self.mode]
             self._around = partial(torch.autocast, device, dtype)
             self._bypasses = bypass_onednn(loop.module, dtype) if device == "cpu" else []
@@ -183,10 +184,10 @@ def _usable(loop: Loop, plugin: Precision) -> str:
     device = _device(loop).type
     available = torch.amp.is_autocast_available(device) and (device != "cuda" or torch.cuda.is_available())
     if not available:
-        raise plugin.refuse("precision", f"32 or 64 on {device!r}, for which this torch has no autocast")
+        raise plugin.invalid("precision", f"32 or 64 on {device!r}, for which this torch has no autocast")
     halves = [name for name, parameter in loop.module.named_parameters() if parameter.dtype == torch.float16]
     if plugin.mode == "16-mixed" and halves:
-        raise plugin.refuse("precision", f"'16-true' for parameters that are float16 already, such as {halves[0]}")
+        raise plugin.invalid("precision", f"'16-true' for parameters that are float16 already, such as {halves[0]}")
     return device
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import ClassVar
 
-from lightloop import Evaluation, Loop, Plugin, fetch, hookimpl, option, size_of
+from lightloop import Evaluation, Loop, Plugin, hookimpl, option
+from lightloop.toolkit import fetch, size_of
 from lightloop_plugins.progress.tracks import New, Track, choose
 
 try:  # without that plugin, no loss is shown but what the user logs
@@ -30,7 +31,7 @@ class Progress(Plugin):
     after = ("accelerator", "strategy")
     before = ("validation",)
     default = True
-    offers: ClassVar[Mapping[str, str]] = {"progress_bar_dict": "shown"}
+    exposes: ClassVar[Mapping[str, str]] = {"progress_bar_dict": "shown"}
     transient = (
         "shown",
         "_train",
@@ -55,11 +56,11 @@ class Progress(Plugin):
     )
     position: int = option(0, "Lines to leave free above the bar.", flag="process_position", enables=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.interval is not None and self.interval < 0:
-            raise self.refuse("interval", "a number from 0")
+            raise self.invalid("interval", "a number from 0")
         if self.position < 0:
-            raise self.refuse("position", "a whole number from 0")
+            raise self.invalid("position", "a whole number from 0")
         self.shown: dict[str, float] = {}
         self._train: Track | None = None
         self._evaluation: Track | None = None
@@ -74,7 +75,7 @@ class Progress(Plugin):
             self._new_track, pause = choose(self.position)
             self._pause = pause if self.interval is None else self.interval
         else:
-            loop.leave_out(self)
+            loop.opt_out(self)
 
     @hookimpl
     def before_epoch(self, loop: Loop) -> None:

@@ -9,18 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightloop import (
-    Loop,
-    Plugin,
-    add_note,
-    defined,
-    describe,
-    hookimpl,
-    is_collated,
-    needs_closure,
-    option,
-    refuse_closures,
-)
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import add_note, defined, describe, is_collated, needs_closure, refuse_closures
 from lightloop_plugins._trial import is_out_of_memory
 from lightloop_plugins.split_on_oom.pieces import REMEDY, Gradients, add_gradients, cut, remember, take_gradients
 
@@ -63,7 +53,7 @@ class SplitOnOOM(Plugin):
         False, "Split batches into pieces when memory runs out, instead of failing.", flag="split_on_oom", switch=True
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._start()
 
     def _start(self) -> None:
@@ -125,7 +115,7 @@ class SplitOnOOM(Plugin):
         if self._inside or gathered is None:
             return None
         assert loop.loss is not None
-        (factor,) = torch.autograd.grad(loop.loss, gathered.loss, loop.seed)
+        (factor,) = torch.autograd.grad(loop.loss, gathered.loss, loop.share)
         torch._foreach_mul_([gradient for _, gradient in gathered.gradients], factor / gathered.scale)
         add_gradients(gathered.gradients)
         return True
@@ -154,7 +144,7 @@ class SplitOnOOM(Plugin):
         if size is None:
             raise ValueError(
                 f"memory ran out, and split_on_oom cannot know how many samples are in {describe(loop.piece)} "
-                f"(at {loop.place()}). {REMEDY}"
+                f"(at {loop.where()}). {REMEDY}"
             ) from error
         return size
 
@@ -165,7 +155,7 @@ class SplitOnOOM(Plugin):
         size = loop.samples_in(batch)
         if size is None:
             raise ValueError(
-                f"split_on_oom cannot know how many samples are in {describe(batch)} (at {loop.place()}). {REMEDY}"
+                f"split_on_oom cannot know how many samples are in {describe(batch)} (at {loop.where()}). {REMEDY}"
             )
         return self._counted(loop, cut(batch, size, self.pieces, is_collated(loop.train_loader)))
 
@@ -178,14 +168,14 @@ class SplitOnOOM(Plugin):
         """What the piece counts for: what the training step reports, or its samples."""
         if weight is None and (weight := loop.samples_in(loop.piece)) is None:
             raise ValueError(
-                f"split_on_oom cannot know how many samples are in a piece, {describe(loop.piece)} (at {loop.place()}): "
+                f"split_on_oom cannot know how many samples are in a piece, {describe(loop.piece)} (at {loop.where()}): "
                 "return {'loss': loss, 'weight': samples} from training_step, or define batch_size(batch) on the module"
             )
         return weight
 
     def _in_pieces(self, loop: Loop) -> Any:
         """Go through the piece in smaller ones, and return what the training step would have returned."""
-        whole, seed, output, losses, weights = loop.piece, loop.seed, None, [], []
+        whole, seed, output, losses, weights = loop.piece, loop.share, None, [], []
         before, gathered = take_gradients(loop), []
         self._inside = True
         try:
@@ -198,14 +188,14 @@ class SplitOnOOM(Plugin):
                     continue
                 weights.append(self._weight(loop, weight))
                 losses.append(loss.detach() * weights[-1])
-                loop.loss, loop.seed = loss, torch.as_tensor(weights[-1]).to(loss).reshape(loss.shape)
+                loop.loss, loop.share = loss, torch.as_tensor(weights[-1]).to(loss).reshape(loss.shape)
                 loop.hook.backward(loop=loop)
             if losses:
                 scale = self._scale(loop, losses[0])
             gathered = take_gradients(loop)
         finally:
             self._inside = False
-            loop.piece, loop.loss, loop.seed = whole, None, seed
+            loop.piece, loop.loss, loop.share = whole, None, seed
             take_gradients(loop)
             add_gradients(before)
         if not losses:
@@ -221,7 +211,7 @@ class SplitOnOOM(Plugin):
 
     def _scale(self, loop: Loop, like: Tensor) -> Tensor:
         """By what going backward multiplies a loss, as a precision plugin may; found by letting it."""
-        loop.loss, loop.seed = torch.ones_like(like).requires_grad_(), None
+        loop.loss, loop.share = torch.ones_like(like).requires_grad_(), None
         loop.hook.backward(loop=loop)
         assert loop.loss.grad is not None
         return loop.loss.grad

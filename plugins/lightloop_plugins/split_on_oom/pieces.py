@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightloop import Loop, keep_random, take_samples
+from lightloop import Loop
+from lightloop.toolkit import keep_random, take_samples
 from lightloop_plugins._trial import free_memory
 
 Gradients = list[tuple[Tensor, Tensor]]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from lightloop import Key, Loop, Plugin, defined, hookimpl, map_leaves, needs_closure, option, refuse_closures, takes
+from lightloop import Key, Loop, Plugin, hookimpl, option
+from lightloop.toolkit import defined, map_leaves, needs_closure, refuse_closures, takes
 from lightloop_plugins.tbptt.cutting import Pieces, cut
 
 BATCH_LOSS: Key[Tensor] = Key("tbptt.batch_loss")
@@ -55,12 +56,12 @@ class TBPTT(Plugin):
         enables=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.steps is None or self.steps < 1:
-            raise self.refuse("steps", "a whole number from 1")
+            raise self.invalid("steps", "a whole number from 1")
         dims = self.time_dim.values() if isinstance(self.time_dim, Mapping) else [self.time_dim]
         if any(dim is not None and type(dim) is not int for dim in dims):
-            raise self.refuse("time_dim", "a dimension, or a mapping from paths to dimensions or None")
+            raise self.invalid("time_dim", "a dimension, or a mapping from paths to dimensions or None")
         self._begin(Pieces([], []))
 
     @hookimpl
@@ -68,7 +69,7 @@ class TBPTT(Plugin):
         loop.step_arguments["hiddens"] = self._given
         loop.step_order.append("hiddens")
         if self.accumulate:
-            loop.leave_out(self, "epoch_steps")
+            loop.opt_out(self, "epoch_steps")
 
     @hookimpl(wrapper=True)
     def epoch_steps(self, loop: Loop, epoch: int) -> Generator[None, float, float]:
@@ -89,7 +90,7 @@ class TBPTT(Plugin):
         refuse_closures(loop, "truncated_bptt_steps", why, needs_closure)
         self._begin(Pieces([], []))
         if not self.accumulate:
-            loop.leave_out(self, "hold_step")
+            loop.opt_out(self, "hold_step")
 
     @hookimpl
     def split_batch(self, loop: Loop) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from lightloop import map_leaves
+from lightloop.toolkit import map_leaves
 from lightloop_plugins.tbptt.leaves import Leaf, dense_leaf, going_on, is_ragged, packed_leaf, ragged_leaf
 
 Dims = int | Mapping[str, int | None]

@@ -10,7 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lightloop import Loop, Plugin, hookimpl, option, replace_in
+from lightloop import Loop, Plugin, hookimpl, option
+from lightloop.toolkit import replace_in
 from lightloop_plugins.run_dir import RUN_DIR
 from lightloop_plugins.trace.changes import Marks, changes, marks
 from lightloop_plugins.trace.report import Calls, table
@@ -40,7 +41,7 @@ class Trace(Plugin):
         False, "Trace the fit: True, or the path of the trace file; False is off.", flag="trace"
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self.calls: dict[tuple[str, str], Calls] = {}
         self.events: list[tuple[str, str, float, float, tuple[str, ...]]] = []
         self._loop: Loop | None = None
@@ -51,7 +52,7 @@ class Trace(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         if loop.stage != "fit" or not loop.world.is_main:
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         self.calls, self.events = {}, []
         self._path = Path(self.to).absolute() if isinstance(self.to, (str, os.PathLike)) else None

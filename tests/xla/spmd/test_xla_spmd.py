@@ -24,7 +24,7 @@ class Look(Plugin):
 
     name = "look"
 
-    def check(self):
+    def validate(self):
         self.batch = self.parameters = self.state = None
 
     @hookimpl

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from lightloop import Loop, Plugin, defined, hookimpl, warn
+from lightloop import Loop, Plugin, hookimpl
+from lightloop.toolkit import defined, warn
 from lightloop_plugins.accelerators._device.transfer import STREAMS, SideStream, move
 from lightloop_plugins.accelerators._launcher.environment import environment
 
@@ -37,7 +38,7 @@ class Device(Plugin):
         """
         raise NotImplementedError
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._move: Callable[[Any], Any] | None = None
 
     @hookimpl
@@ -53,7 +54,7 @@ class Device(Plugin):
             self._move = functools.partial(move, device=loop.device)
         alone = loop.device.type == "cpu" and torch.accelerator.current_accelerator(check_available=True) is None
         if alone and own is None:
-            loop.leave_out(self, "move_batch")  # on a machine with the CPU alone, nothing can be elsewhere
+            loop.opt_out(self, "move_batch")  # on a machine with the CPU alone, nothing can be elsewhere
 
     @hookimpl
     def move_batch(self, batch: Any) -> Any:

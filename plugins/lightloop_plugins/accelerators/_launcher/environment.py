@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from lightloop import Key, add_note
+from lightloop import Key
+from lightloop.toolkit import add_note
 from lightloop_plugins.accelerators._launcher.control import ControlledWorld, RankError
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightloop import Loop, Plugin, World, hookimpl, option, refuse_closures, searches_line
+from lightloop import Loop, Plugin, World, hookimpl, option
+from lightloop.toolkit import refuse_closures, searches_line
 from lightloop_plugins.accelerators._horovod import launched
 from lightloop_plugins.accelerators._launcher import launch
 from lightloop_plugins.accelerators._launcher.environment import DEVICES, NODES, ProcessWorld, environment
@@ -33,9 +34,9 @@ class Processes(Plugin):
         1800.0, "Seconds that a process waits for the others before it raises an error.", enables=False
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not self.timeout > 0:
-            raise self.refuse("timeout", "a number of seconds above 0")
+            raise self.invalid("timeout", "a number of seconds above 0")
         self._failed = False
 
     def meet(self, loop: Loop) -> bool:
@@ -74,7 +75,7 @@ class Processes(Plugin):
             return self.backend or "gloo"
         engine = dist.Backend.default_device_backend_map.get(device.type)
         if engine is None:
-            raise self.refuse(
+            raise self.invalid(
                 "backend",
                 f"given: torch.distributed knows none for {device.type!r}, which may have a strategy of its own",
             )
@@ -84,7 +85,7 @@ class Processes(Plugin):
     def on_error(self, loop: Loop, error: BaseException) -> None:
         self._failed = True
         if isinstance(loop.world, ProcessWorld):
-            loop.world.fail(error, loop.place())
+            loop.world.fail(error, loop.where())
 
     @hookimpl
     def teardown(self, loop: Loop) -> None:

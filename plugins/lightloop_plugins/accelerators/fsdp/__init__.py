@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightloop import Loop, add_note, hookimpl, option
+from lightloop import Loop, hookimpl, option
+from lightloop.toolkit import add_note
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.accelerators._launcher.environment import ProcessWorld, unexplained
 from lightloop_plugins.accelerators._launcher.processes import Processes, no_line_search
@@ -55,11 +56,11 @@ class Fsdp(Processes):
         enables=False,
     )
 
-    def check(self) -> None:
-        super().check()
+    def validate(self) -> None:
+        super().validate()
         self._route: Route | None = None
         if self.min_size < 1:
-            raise self.refuse("min_size", "a whole number of parameters from 1")
+            raise self.invalid("min_size", "a whole number of parameters from 1")
         self._synced = True  # whether backwards reduce now
         self._waiting = False  # whether there are gradients that none has reduced
         self._half = False  # whether parameters are gathered in bfloat16
@@ -68,7 +69,7 @@ class Fsdp(Processes):
     def setup(self, loop: Loop) -> None:
         self._synced, self._waiting = True, False
         if not self.meet(loop):
-            loop.leave_out(self)
+            loop.opt_out(self)
             return
         from lightloop_plugins.accelerators.fsdp.route import Route
         from lightloop_plugins.accelerators.fsdp.sharding import Parts, blocks_of, shard
@@ -76,7 +77,7 @@ class Fsdp(Processes):
         loop.world.in_lockstep = True
         blocks = list(blocks_of(loop.module, set(self.blocks), self.min_size))
         if missing := set(self.blocks) - {type(part).__name__ for part in (*blocks, loop.module)}:
-            raise self.refuse("blocks", f"classes of which there are modules, and there is no {sorted(missing)[0]}")
+            raise self.invalid("blocks", f"classes of which there are modules, and there is no {sorted(missing)[0]}")
         mesh = init_device_mesh(loop.device.type, (loop.world.size,))
         assert isinstance(loop.world, ProcessWorld)
         loop.stash[SHARDING] = Parts(self, loop.module, mesh, loop.world.new_group())

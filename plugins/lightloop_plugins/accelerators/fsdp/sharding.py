@@ -14,7 +14,7 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from lightloop import defined
+from lightloop.toolkit import defined
 
 if TYPE_CHECKING:
     from lightloop_plugins.accelerators.fsdp import Fsdp

@@ -12,7 +12,7 @@ from typing import IO, Any, Self, cast
 import torch
 from torch import Tensor
 
-from lightloop import open_handle
+from lightloop.toolkit import open_handle
 from lightloop_plugins.checkpoint.commands.places import Place
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.format.header import Header, read_header

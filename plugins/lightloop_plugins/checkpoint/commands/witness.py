@@ -13,7 +13,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Plugin, hookimpl, map_leaves
+from lightloop import Loop, Plugin, hookimpl
+from lightloop.toolkit import map_leaves
 from lightloop_plugins.checkpoint.format.safetensors import raw
 from lightloop_plugins.checkpoint.state.random_state import take_global
 
@@ -33,7 +34,7 @@ class Witness(Plugin):
     after = ("checkpoint", "log_every", "precision")
     requires = ("checkpoint",)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         self._file: IO[str] | None = None
         self._told: dict[str, Any] = {}
         self._line: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lightloop import warn
+from lightloop.toolkit import warn
 from lightloop_plugins.checkpoint.state.streams import Stream
 
 MUCH = 2**26

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
-from lightloop import Loop, Plugin, size_of
+from lightloop import Loop, Plugin
+from lightloop.toolkit import size_of
 from lightloop_plugins.checkpoint.format.safetensors import raw
 from lightloop_plugins.checkpoint.state.reading import innermost
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightloop import Around, Loop, warn
+from lightloop import Loop
+from lightloop.toolkit import Around, warn
 from lightloop_plugins.checkpoint.errors import put_back
 from lightloop_plugins.checkpoint.state.loader_parts import generators_in, revive
 from lightloop_plugins.checkpoint.state.random_state import set_all, set_global

@@ -18,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightloop import Around, Limited, size_of
+from lightloop.toolkit import Around, Limited, size_of
 from lightloop_plugins.checkpoint.state.draws import Draws, Reads, Repeatable
 from lightloop_plugins.checkpoint.state.loader_parts import begin, generators_in, persistent_in
 from lightloop_plugins.checkpoint.state.random_state import take_all, take_global

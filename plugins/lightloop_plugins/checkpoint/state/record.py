@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from lightloop import Loop, Plugin, fetch, warn
+from lightloop import Loop, Plugin
+from lightloop.toolkit import fetch, warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.state.inputs import (
     changed_inputs,

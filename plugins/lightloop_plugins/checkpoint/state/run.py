@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lightloop import Loop, Plugin, add_note
+from lightloop import Loop, Plugin
+from lightloop.toolkit import add_note
 from lightloop_plugins._sharding import SHARDING
 from lightloop_plugins.checkpoint.errors import CheckpointError, put_back
 from lightloop_plugins.checkpoint.format.tree import mapped

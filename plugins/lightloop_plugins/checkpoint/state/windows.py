@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightloop import Loop, Running, Window
+from lightloop import Loop, Window
+from lightloop.toolkit import Running
 
 FIELDS = ("planned", "batches", "contributions", "weighted", "warned")
 
@@ -19,7 +20,7 @@ def take_window(window: Window) -> dict[str, Any]:
     return {
         **{name: getattr(window, name) for name in FIELDS},
         "weight": _out(window.weight),
-        "moments": [[list(_detached(piece)), _detached(share)] for piece, share in window.moments],
+        "moments": [[list(_detached(piece)), _detached(share)] for piece, share in window.replays],
     }
 
 
@@ -28,7 +29,7 @@ def apply_window(window: Window, saved: Mapping[str, Any], device: torch.device)
     for name in FIELDS:
         setattr(window, name, saved[name])
     window.weight = _back(saved["weight"])
-    window.moments = [(tuple(_back_at(piece, device)), _back_at(share, device)) for piece, share in saved["moments"]]
+    window.replays = [(tuple(_back_at(piece, device)), _back_at(share, device)) for piece, share in saved["moments"]]
 
 
 def _detached(value: Any) -> Any:

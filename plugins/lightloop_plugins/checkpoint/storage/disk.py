@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lightloop import Writer, open_directory, open_handle
+from lightloop.toolkit import Writer, open_directory, open_handle
 
 
 class Disk:

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 
-from lightloop import open_directory, warn
+from lightloop.toolkit import open_directory, warn
 from lightloop_plugins.checkpoint.format.manifest import MANIFEST, STATE, TENSORS
 from lightloop_plugins.checkpoint.sharded.index import INDEX
 from lightloop_plugins.checkpoint.storage.disk import Disk

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-from lightloop import BusyError, Writer, make_directory, open_directory, open_handle
+from lightloop.toolkit import BusyError, Writer, make_directory, open_directory, open_handle
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.format.manifest import MANIFEST, is_name, write_manifest
 from lightloop_plugins.checkpoint.storage.disk import Disk, write_all

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from lightloop import warn
+from lightloop.toolkit import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.format.manifest import Manifest
 from lightloop_plugins.checkpoint.storage.folder import Folder

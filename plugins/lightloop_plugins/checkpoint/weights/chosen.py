@@ -6,7 +6,7 @@ import os
 
 from torch import nn
 
-from lightloop import warn
+from lightloop.toolkit import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.format.limits import allowance
 from lightloop_plugins.checkpoint.storage.find import Found, load_best, load_newest

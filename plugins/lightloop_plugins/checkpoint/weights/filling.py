@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from lightloop import warn
+from lightloop.toolkit import warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.state.modules import every_tensor, first_names, split_as
 from lightloop_plugins.checkpoint.state.partial import LeftOut, listed, odd_ones

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lightloop import Hyperparameters, warn
+from lightloop.toolkit import Hyperparameters, warn
 from lightloop_plugins.checkpoint.errors import CheckpointError
 from lightloop_plugins.checkpoint.format.limits import allowance
 from lightloop_plugins.checkpoint.format.manifest import is_name

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from lightloop import Loop, apart, hookimpl, open_in, option, replace_in
+from lightloop import Loop, hookimpl, option
+from lightloop.toolkit import apart, open_in, replace_in
 from lightloop_plugins.loggers import Ending, Logger
 from lightloop_plugins.loggers.csv import table
 from lightloop_plugins.loggers.csv.table import STEP, TEXT, Place
@@ -44,9 +45,9 @@ class Csv(Logger):
         neutral=True,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.flush_every < 1:
-            raise self.refuse("flush_every", "a whole number from 1")
+            raise self.invalid("flush_every", "a whole number from 1")
         self._file: IO[str] | None = None
         self._columns: list[str] = [STEP]
         self._directory = Path()

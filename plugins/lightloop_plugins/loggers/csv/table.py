@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lightloop import open_in, replace_in
+from lightloop.toolkit import open_in, replace_in
 
 STEP = "step"
 TEXT = {"newline": "", "encoding": "utf-8", "errors": "surrogatepass"}

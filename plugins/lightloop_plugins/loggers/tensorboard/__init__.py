@@ -21,9 +21,9 @@ class TensorBoard(Logger):
 
     flush_seconds: float = option(10.0, "Maximum seconds until a row is flushed to disk.", enables=False, neutral=True)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not self.flush_seconds > 0:
-            raise self.refuse("flush_seconds", "a number above 0")
+            raise self.invalid("flush_seconds", "a number above 0")
         self._writer: Any = None
 
     def reset(self) -> None:

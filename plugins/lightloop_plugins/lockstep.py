@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightloop import Limited, Loop, Plugin, World, hookimpl, option, size_of, warn
+from lightloop import Loop, Plugin, World, hookimpl, option
+from lightloop.toolkit import Limited, size_of, warn
 
 PATIENCE = 120.0
 """For how many seconds a rank whose data has ended too early waits for the others to end there, too."""
 
 
-class InStep(Plugin):
+class Lockstep(Plugin):
     """Ensure that all ranks take the same steps.
 
     Data: ranks train on as many batches as the one that has the fewest; a warning says which one that is. Where lengths are
@@ -26,7 +27,7 @@ class InStep(Plugin):
     for each batch, and pass over one that any of them passes over.
     """
 
-    name = "in_step"
+    name = "lockstep"
     before = ("shard_data",)
     after = ("strategy",)
     default = True
@@ -40,9 +41,9 @@ class InStep(Plugin):
     @hookimpl
     def setup(self, loop: Loop) -> None:
         if loop.world.size == 1:
-            loop.leave_out(self)
+            loop.opt_out(self)
         elif not any(hasattr(type(other), "split_batch") for other in loop.plugins if other is not self):
-            loop.leave_out(self, "split_batch")
+            loop.opt_out(self, "split_batch")
 
     @hookimpl(wrapper=True)
     def prepare_loader(self, loop: Loop, stage: str) -> Generator[None, Any, Any]:
