@@ -182,7 +182,7 @@ class EarlyStopping(Plugin):
             f"logged are {', '.join(loop.metrics.names()) or 'none'}"
         )
         if self.strict:
-            raise RuntimeError(f"{message}. Log it, watch another, or let it pass with strict=False")
+            raise RuntimeError(f"{message}. Log it, watch another, or let it pass with early_stopping_strict=False")
         if not self._warned:
             self._warned = True
             warn(message)

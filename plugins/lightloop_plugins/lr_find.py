@@ -112,6 +112,7 @@ class RangeTest(Trial):
         self.diverged: float | None = None
         self.found = LRFound()
         self._losses: list[Tensor] = []
+        self._weights: list[Tensor] = []
         self._mean = 0.0
 
     @hookimpl
@@ -121,12 +122,16 @@ class RangeTest(Trial):
     @hookimpl
     def after_forward(self, loop: Loop) -> None:
         if loop.loss is not None and not loop.replaying:
-            self._losses.append(loop.loss.detach())
+            loss = loop.loss.detach()
+            self._losses.append(loss)
+            self._weights.append(torch.as_tensor(1 if loop.weight is None else loop.weight).detach().to(loss))
 
     def go_on(self, loop: Loop) -> bool:
         found = self.found
-        loss = float(torch.stack(self._losses).mean())
+        weights = torch.stack(self._weights)
+        loss = float((torch.stack(self._losses) * weights).sum() / weights.sum())
         self._losses.clear()
+        self._weights.clear()
         self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * loss
         found.lrs.append(self.rates[len(found.lrs)])
         found.losses.append(loss)

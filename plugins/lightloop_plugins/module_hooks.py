@@ -71,7 +71,11 @@ class ModuleHooks(Plugin):
         }
         for name, (_, order) in OVERRIDES.items():
             if (method := defined(loop.module, name)) is not None:
-                self._calls[name] = bind(method, order, step_end if name.endswith("step_end") else arguments)
+                given = step_end if name.endswith("step_end") else arguments
+                if name in STEP_ENDS.values():
+                    given = {**given, **dict.fromkeys(("batch_idx", "batch_nb"), "loop.evaluation.batch_idx")}
+                    given["dataloader_idx"] = "loop.evaluation.loader_idx"
+                self._calls[name] = bind(method, order, given)
         wanted = {OVERRIDES[name][0] for name in self._calls}
         idle = {hook for hook, _ in OVERRIDES.values()} - wanted
         if idle:

@@ -536,7 +536,7 @@ def test_explain_names_the_absent_plugin_that_a_place_comes_from():
     ]
 
 
-def test_listed_plugins_that_another_displaces_have_a_say_in_the_order_too():
+def test_listed_plugins_that_another_replaces_have_a_say_in_the_order_too():
     first, last = make("zz"), make("a", after=("mid",), replaces=("mid",))
     assert live(listed=[make("mid", after=("zz",)), last, first]) == ["zz", "a"]
 

@@ -43,6 +43,16 @@ def test_equals_a_plain_loop_bit_for_bit(mode, factor):
     assert found.losses == losses
 
 
+def test_the_loss_of_a_step_is_the_weighted_mean_of_its_window():
+    class Weighted(Probe):
+        def training_step(self, batch, batch_idx):
+            return {"loss": self.w + batch, "weight": 1 + 2 * batch_idx}
+
+    trainer = Trainer(["-*"], accumulate_grad_batches=2)
+    found = lr_find(trainer, Weighted(), probe_batches(2), min_lr=1e-9, max_lr=1e-8, steps=2, diverged=None)
+    assert found.losses[0] == (1 * 1 + 2 * 3) / 4
+
+
 def test_nothing_is_left_of_it():
     data = TensorDataset(torch.randn(32, 4), torch.randint(0, 3, (32,)))
     generator = torch.Generator().manual_seed(3)

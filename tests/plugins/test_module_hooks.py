@@ -185,6 +185,22 @@ def test_evaluation_step_ends_see_the_output_of_their_steps():
     assert user.test(Evaluated(), classification_batches(2)) == {"tested": 16}
 
 
+def test_evaluation_step_ends_are_told_the_batch_and_loader_of_the_pass():
+    seen = []
+
+    class Evaluated(TinyClassifier):
+        def validation_step(self, batch):
+            return batch
+
+        def validation_step_end(self, output, batch_idx, dataloader_idx):
+            seen.append((batch_idx, dataloader_idx))
+
+    loaders = {"a": classification_batches(2), "b": classification_batches(1)}
+    Trainer(**ONLY, max_epochs=1).fit(Evaluated(), classification_batches(3), loaders, val_check_interval=2)
+    assert seen[:3] == [(0, 0), (1, 0), (0, 1)]  # in the middle of an epoch
+    assert set(seen) == set(seen[:3])
+
+
 def test_partials_lambdas_bound_methods_and_none_count_as_what_they_are():
     steps = []
 
