@@ -128,16 +128,16 @@ class FamiliarNames(Plugin):
 
 
 def own_methods(module: nn.Module) -> Iterator[str]:
-    """The public methods that the classes of the user give ``module``; of other packages' base classes, none."""
-    seen: set[str] = set()
-    for kind in type(module).__mro__:
-        if kind in (Module, nn.Module) or kind.__module__.partition(".")[0] in (
-            "torch",
-            "lightning",
-            "pytorch_lightning",
-        ):
-            return
-        for name, value in vars(kind).items():
-            if callable(value) and not name.startswith("_") and name not in seen:
-                seen.add(name)
-                yield name
+    """The public methods that the user's classes give ``module``; none of a LightningModule, whose hooks are called."""
+    kinds = type(module).__mro__
+    packages = {kind.__module__.partition(".")[0] for kind in kinds}
+    own = [] if packages & {"lightning", "pytorch_lightning"} else [kind for kind in kinds if is_users(kind)]
+    methods = (
+        name for kind in own for name, value in vars(kind).items() if callable(value) and not name.startswith("_")
+    )
+    yield from dict.fromkeys(methods)
+
+
+def is_users(kind: type) -> bool:
+    """Whether a class of a module is neither Lightloop's nor torch's."""
+    return kind not in (Module, object) and kind.__module__.partition(".")[0] != "torch"
