@@ -150,7 +150,7 @@ def _collector_at_rest(entries: Sequence[EntryPoint]) -> Iterator[None]:
 
     So many imports bring about a collection that would look through all of torch, which takes longer than they do.
     """
-    if gc.get_freeze_count() or any(entry.value.partition(":")[0].strip() in sys.modules for entry in entries):
+    if any(entry.value.partition(":")[0].strip() in sys.modules for entry in entries) or gc.get_freeze_count():
         yield
         return
     gc.freeze()
