@@ -276,7 +276,7 @@ def test_of_a_huge_file_no_more_is_read_than_its_end(tmp_path):
     with open(path, "rb") as file:
         file.seek(size - 8)
         assert file.read() == b"8,0.25\r\n9,,,,1.0,\r\n"
-    assert logger._size == path.stat().st_size
+    assert logger.state_dict()["size"] == path.stat().st_size
     logger.close("success")
     assert [each.name for each in tmp_path.iterdir()] == ["metrics.csv"]
 

@@ -102,7 +102,6 @@ def test_a_step_limit_ends_an_endless_stream():
 
 class Resumed(Plugin):
     name = "resumed"
-    after = ("duration",)
     epoch: int
 
     @hookimpl

@@ -255,5 +255,5 @@ def test_which_signals_is_an_option():
         assert Trainer(BARE, end_on_signals=()).fit(Signalled("SIGTERM"), probe_batches(5)).status == "finished"
     finally:
         signal.signal(signal.SIGTERM, before)
-    with pytest.raises(ValueError, match=r"end_on_signals \(signals.names\) must be names of signals"):
-        Signals(names=["TERM"])
+    with pytest.raises(ValueError, match=r"end_on_signals \(signals.listed\) must be names of signals"):
+        Signals(listed=["TERM"])

@@ -33,7 +33,7 @@ class Csv(Logger):
 
     name = "csv"
     default = True
-    state = ("_rows", "_columns", "_size")
+    state = ("_rows", "_columns")
     transient = ("_file", "_directory", "_flushed", "_resumed")
 
     flush_every: int = option(
@@ -51,7 +51,7 @@ class Csv(Logger):
         self._file: IO[str] | None = None
         self._columns: list[str] = [STEP]
         self._directory = Path()
-        self._flushed = self._rows = self._size = 0
+        self._flushed = self._rows = 0
         self._resumed: Mapping[str, Any] | None = None
 
     @hookimpl
@@ -62,7 +62,7 @@ class Csv(Logger):
     def open(self, loop: Loop, directory: Path) -> None:
         self._directory = directory
         self._columns, self._flushed = [STEP], loop.global_step
-        self._rows = self._size = 0
+        self._rows = 0
         self._append()  # first, for it is refused if it is no file of this run
         if self._file is not None and self._file.tell():
             self._shut()
@@ -91,15 +91,21 @@ class Csv(Logger):
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._size = os.fstat(self._file.fileno()).st_size
 
     def close(self, status: Ending) -> None:
         self._shut()
         if status == "success":
             self._drop_repeated()
 
+    def state_dict(self) -> dict[str, Any]:
+        size = 0
+        if self._file is not None:
+            self._file.flush()
+            size = os.fstat(self._file.fileno()).st_size
+        return {**super().state_dict(), "size": size}  # so that a resumed run need not count rows
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict({"size": 0, **state})
+        super().load_state_dict(state)
         self._resumed = state
 
     def _shut(self) -> None:
