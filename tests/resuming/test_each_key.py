@@ -103,6 +103,7 @@ ELSEWHERE = {
     "checkpoint.every": "the machine saves at each boundary; tests/checkpoint/test_plugin.py has rhythms",
     "checkpoint.ranked_by": "tells of another monitor: tests/resuming/test_what_was_forgotten.py",
     "csv.last_step": "is in the file as well",
+    "csv.size": "only spares the reading of rows: tests/plugins/test_csv.py",
     "run_dir.path": "the machine says where; tests/plugins/test_run_dir.py has it",
     "shard_data.seed": "is of several processes: tests/accelerators/test_ddp.py",
     "slurm.run": "is of a job of SLURM: tests/plugins/test_slurm.py",
