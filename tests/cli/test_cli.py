@@ -291,7 +291,7 @@ def test_help_has_every_option_with_its_default_and_type(run):
     assert code == 0
     text = " ".join(out.split())
     assert "'clip' of lightloop 0.1.0 (on request): Clip the gradients" in text
-    assert "or ratio of norms that gradients may have; None and 0 are off. (default: None) (type: " in text
+    assert "or ratio of norms of the gradients; None and 0 are off. (default: None) (type: " in text
     assert "--module_args.hidden HIDDEN How wide it is. (type: int, default: 8)" in text
     assert "--data_args.batches" in text
     from lightloop.host.options import options_of

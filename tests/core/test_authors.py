@@ -160,7 +160,7 @@ def test_a_batch_that_a_plugin_takes_away_is_passed_over_as_one_that_is_none():
     assert (result.global_step, module.seen, module.w.item()) == (1, [1.0, 3.0], -2.0)
 
 
-@pytest.mark.parametrize("where", ["__init__", "__post_init__", "check", "reset"])
+@pytest.mark.parametrize("where", ["__init__", "__post_init__", "validate", "reset"])
 def test_an_error_in_making_a_plugin_names_it(where):
     def fails(self):
         raise KeyError("mine")
