@@ -75,12 +75,6 @@ class MLflow(Logger):
         if client is not None:
             client.set_terminated(self.run_id, STATUSES[status])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"run": self.run_id}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.run_id = state["run"]
-
     def _known(self, run_id: str | None) -> str | None:
         """``run_id``, if the store has such a run; it is running again."""
         from mlflow.exceptions import MlflowException

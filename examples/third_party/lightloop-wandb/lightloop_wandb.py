@@ -73,12 +73,6 @@ class Wandb(Logger):
         if run is not None:
             run.finish(exit_code=EXIT_CODES[status])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"run": self.run_id}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.run_id = state["run"]
-
 
 @contextmanager
 def _program_kept() -> Iterator[None]:
