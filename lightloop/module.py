@@ -33,8 +33,10 @@ class Usual:
     def __get__(self, module: Module | None, owner: type) -> Any:
         if module is None:
             return self
-        parts = (vars(module).get(kind, {}) for kind in ("_parameters", "_buffers", "_modules"))
-        return next((part[self._name] for part in parts if self._name in part), None) or self._get(module)
+        for kind in ("_parameters", "_buffers", "_modules"):  # where torch keeps what an author has set
+            if self._name in (parts := vars(module).get(kind, {})):
+                return parts[self._name]
+        return self._get(module)
 
 
 class Module(nn.Module):
@@ -108,7 +110,7 @@ class Module(nn.Module):
         lambda module: module._loop.world.local_rank if module._loop else 0,
         "The rank of this process on its machine; 0 outside a run.",
     )
-    logger = Usual(lambda module: module.trainer.logger, "The run's logger, or None.")
+    logger = Usual(lambda module: module.trainer.logger if module._loop else None, "The run's logger, or None.")
 
     def print(self, *values: Any, **how: Any) -> None:
         """Print on the main rank only."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightloop.host.discovery import discover
 from lightloop.host.found import hint
-from lightloop.host.keywords import known_options
+from lightloop.host.keywords import kinds, known_options
 from lightloop.host.nearest import nearest
 from lightloop.host.options import default_of, options_of
 from lightloop.host.plugin import Plugin
@@ -59,8 +59,7 @@ class PluginAttributes:
                 warn(f"{name!r} is now called {today!r}", DeprecationWarning)
                 return getattr(self, today)
             return vars(self).get("_options", {}).get(name, default)  # given to a plugin that it leaves out
-        installed = [found.plugin for found in discover().values() if found.plugin]
-        if any(name in plugin.names() - {plugin.name, *ROLES} for plugin in installed):
+        if name in kinds(discover().values()):
             return None
         names = {*dir(self), *(today for today, _ in known.values()), *(each for p in self._live for each in p.exposes)}
         meant = hint(f"Trainer.{name}", discover().values()) or nearest(name, names)

@@ -218,9 +218,8 @@ class Trainer(RunAttributes, PluginAttributes, TrainerOptions):
             except BaseException as error:
                 if loop.stage == "fit":  # a pass of evaluation has said where it was
                     add_note(error, f"at {loop.where()}")
-                if isinstance(error, AttributeError) and isinstance(error.obj, Module):
-                    for sentence in filter(None, [hint(f"Module.{error.name}", discover().values())]):
-                        add_note(error, sentence.strip())
+                if meant := _meant(error):
+                    add_note(error, meant)
                 loop.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                 loop.hook.conclude("on_error", *endings, error=error, among=begun, loop=loop)
                 raise
@@ -248,6 +247,13 @@ def manager_of(trainer: Trainer) -> Manager:
         listed = Listing(found, trainer._listed).classes
         manager = trainer._manager = manage(trainer.plugins, absent(trainer.plugins, found, listed))
     return manager
+
+
+def _meant(error: BaseException) -> str:
+    """What to write in place of an attribute that a module lacks; empty where nothing is known of it."""
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, Module):
+        return ""
+    return hint(f"Module.{error.name}", discover().values()).strip()
 
 
 def _module_in(module: Any, options: dict[str, Any]) -> nn.Module:

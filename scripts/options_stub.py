@@ -14,9 +14,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from lightloop.host.keywords import known_options
+from lightloop.host.keywords import kinds, known_options
 from lightloop.host.options import default_of, hints_of
-from lightloop.host.signature import kinds
 from lightloop.toolkit import discover
 
 ABSTRACT = ("Callable", "Iterable", "Mapping", "Sequence")
@@ -65,11 +64,11 @@ def stub() -> str:
     lines, sentences = {}, {}
     for keyword, option in options.items():
         hint = shown(hints_of(option.plugin).get(option.field.name, Any), modules)
-        if keyword in kinds(found):
+        if keyword in kinds(found.values()):
             hint = "Choice"
         lines[keyword] = f"{keyword}: {hint} = {default(default_of(option.field))},"
         sentences[keyword] = f"{keyword}: {option.option.help}"
-    for kind in kinds(found) - options.keys():
+    for kind in kinds(found.values()) - options.keys():
         lines[kind] = f"{kind}: Choice = None,"
         sentences[kind] = f"{kind}: the plugins of this kind, by name or as objects; False for none."
     types = ["Sequence", *lines.values()]

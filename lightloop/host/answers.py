@@ -190,12 +190,15 @@ def _fits(value: object, wanted: Any) -> bool:
         return not _first_wrong(value)
     if kind not in (Iterable, Sequence):
         return fits(value, wanted)
-    if isinstance(value, (str, bytes, Mapping)) or hasattr(
-        value, "__array__"
-    ):  # can be iterated over, and is not meant
+    if isinstance(value, (str, bytes, Mapping)) or _is_tensor(value):  # can be iterated over, and is not meant
         return False
     if kind is Sequence and not isinstance(value, Sequence):
         return False
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False
     return parts[0] is Any or not isinstance(value, (list, tuple)) or all(_fits(item, parts[0]) for item in value)
+
+
+def _is_tensor(value: object) -> bool:
+    """Whether it is a tensor; torch, which the host does not import, has one base class for all of them."""
+    return any((kind.__module__, kind.__name__) == ("torch", "Tensor") for kind in type(value).__mro__)

@@ -23,22 +23,9 @@ def yields_nothing(generator: Callable[..., Any]) -> bool:
     return bool(yielded) and all(yielded)
 
 
-IDLE = (
-    *(
-        "LOAD_",
-        "STORE_FAST",
-        "COPY",
-        "SWAP",
-        "PUSH_NULL",
-        "POP_TOP",
-        "MAKE_CELL",
-        "COPY_FREE_VARS",
-        "NOP",
-        "CACHE",
-        "RESUME",
-    ),
-    *("RETURN_", "YIELD_VALUE", "END_SEND", "JUMP_", "PUSH_EXC_INFO", "POP_EXCEPT", "RERAISE", "CALL_INTRINSIC_1"),
-)
+PASSING = "LOAD_ STORE_FAST COPY SWAP PUSH_NULL POP_TOP MAKE_CELL NOP CACHE RESUME"
+LEAVING = "RETURN_ YIELD_VALUE END_SEND JUMP_ PUSH_EXC_INFO POP_EXCEPT RERAISE CALL_INTRINSIC_1"
+IDLE = (*PASSING.split(), *LEAVING.split())
 """How operations begin that only pass values on."""
 
 

@@ -95,9 +95,13 @@ def claimed_twice(name: str, known: Known) -> str:
     )
 
 
+def kinds(found: Iterable[Found]) -> set[str]:
+    """The groups and tags by which users choose among the plugins that were ``found``, such as "logger"."""
+    return {kind for each in found if each.plugin for kind in each.plugin.names() - {each.name, *ROLES}}
+
+
 def _unknown(name: str, known: Mapping[str, Known], found: Collection[Found]) -> TypeError:
     today = {option.keyword for option in known.values()}
-    kinds = {kind for each in found if each.plugin for kind in each.plugin.names() - {each.name, *ROLES}}
     absent = [f" Plugin {each.name!r}, which might have it, {each.problem}." for each in found if each.problem]
-    meant = hint(f"Trainer.{name}", found) or nearest(name, today | kinds)
+    meant = hint(f"Trainer.{name}", found) or nearest(name, today | kinds(found))
     return TypeError(f"Trainer has no option {name!r}.{meant}{''.join(absent)}")

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightloop.host.found import Found
-from lightloop.host.keywords import known_options
+from lightloop.host.keywords import kinds, known_options
 from lightloop.host.options import default_of, hints_of
-from lightloop.host.roles import ROLES
 
 
 def option_parameters(found: Mapping[str, Found]) -> list[inspect.Parameter]:
@@ -24,14 +23,9 @@ def option_parameters(found: Mapping[str, Found]) -> list[inspect.Parameter]:
         )
         for option in known.values()
     }
-    for kind in kinds(found) - parameters.keys():
+    for kind in kinds(found.values()) - parameters.keys():
         parameters[kind] = inspect.Parameter(kind, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
     return [parameters[name] for name in sorted(parameters)]
-
-
-def kinds(found: Mapping[str, Found]) -> set[str]:
-    """The groups and tags that choose among their plugins, such as "logger"."""
-    return {kind for each in found.values() if each.plugin for kind in each.plugin.names() - {each.name, *ROLES}}
 
 
 class OptionsSignature:

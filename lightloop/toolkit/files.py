@@ -97,7 +97,7 @@ def make_directory(path: Directory, exist_ok: bool = True) -> None:
     """
     path = os.path.abspath(path)
     parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
+    if not os.path.lexists(parent):  # where it is something else, mkdir says so
         make_directory(parent)
     try:
         os.mkdir(path)

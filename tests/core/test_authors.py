@@ -8,6 +8,7 @@ import traceback
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -313,3 +314,10 @@ def test_answers_of_what_comes_with_lightloop_are_right(tmp_path, capsys):
     result = trainer.fit(TinyClassifier(), classification_batches(4), classification_batches(1))
     assert result.status == "finished"
     assert "lightloop_plugins" in sys.modules
+
+
+def test_an_array_may_be_the_data_that_a_plugin_prepares():
+    module = Probe()
+    plugin = of_hooks("prepares", prepare_loader=hookimpl(lambda self, loop, loader: loader))
+    Trainer(["-*", plugin]).fit(module, numpy.arange(1.0, 5.0))
+    assert module.w.item() == -10

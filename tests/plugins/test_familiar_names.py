@@ -106,6 +106,25 @@ def test_an_author_may_use_their_names_for_his_own():
     assert module.logger is module._modules["logger"]
 
 
+@pytest.mark.parametrize("part", [torch.nn.ModuleList(), torch.nn.Parameter(torch.zeros(2)), torch.zeros(2)])
+def test_what_torch_keeps_for_an_author_is_his_own_too(part):
+    """An empty list is false, and a tensor of two is neither."""
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("logger", part) if type(part) is torch.Tensor else setattr(self, "logger", part)
+
+    class Both(Module):
+        def __init__(self):
+            super().__init__()
+            for kind in ("_modules", "_parameters", "_buffers"):
+                vars(self)[kind].update(vars(Own())[kind])
+
+    assert Both().logger is part
+    assert Module().logger is None
+
+
 def test_what_print_prints(capsys):
     Trainer(**QUIET).fit(stepping(lambda module: module.print("here", end="!")), DATA[:1])
     assert capsys.readouterr().out == "here!"
