@@ -8,7 +8,8 @@ import torch
 
 import lightloop
 from lightloop import Module, Trainer, seed_everything
-from lightloop_plugins.familiar_names import ATTRIBUTES, CALLED, LOG, METHODS, MODULE, OPTIONS
+from lightloop.testing.ranks import run_ranks, values_of
+from lightloop_plugins.familiar_names import ATTRIBUTES, CALLED, LOG, METHODS, MODULE, OPTIONS, own_methods
 
 QUIET = {"enable_progress_bar": False, "weights_summary": None, "logger": False, "max_epochs": 1}
 DATA = [torch.ones(2, 3) for _ in range(4)]
@@ -82,6 +83,13 @@ def test_a_misspelt_method_is_warned_of_and_one_of_the_users_own_is_not():
     )
 
 
+def test_of_a_lightning_module_whose_hooks_are_called_nothing_is_said():
+    base = type("LightningModule", (torch.nn.Module,), {"__module__": "lightning.pytorch.core.module"})
+    methods = {"configure_callbacks": lambda self: [], "training_step": lambda self, batch: None}
+    assert list(own_methods(type("Sub", (base,), methods)())) == []
+    assert list(own_methods(type("Sub", (Net,), methods)()))[:2] == ["configure_callbacks", "training_step"]
+
+
 def test_what_is_said_not_to_be_called_is_not_called():
     assert not set(METHODS) & set(CALLED)
 
@@ -152,6 +160,28 @@ def test_an_option_of_log_that_means_nothing_is_an_error_that_says_what_to_write
     with pytest.raises(TypeError, match="log has no option") as info:
         Trainer(**QUIET).fit(stepping(lambda module: module.log("a", 1.0, **given)), DATA)
     assert LOG[name] in str(info.value)
+
+
+def logged_on_two_ranks(**how):
+    trainer = Trainer(strategy="ddp", ddp_timeout=60.0, **QUIET)
+    trainer.fit(stepping(lambda each: each.log("a", float(each.global_rank), **how)), DATA[:2])
+    return trainer.callback_metrics["a"]
+
+
+def logged_together():
+    return logged_on_two_ranks(sync_dist=True)
+
+
+def logged_by_the_main_rank_alone():
+    return logged_on_two_ranks(rank_zero_only=True)
+
+
+@pytest.mark.processes
+def test_with_sync_dist_a_step_of_two_ranks_has_their_mean():
+    assert values_of(run_ranks(logged_on_two_ranks, 2)) == [0, 1]
+    assert values_of(run_ranks(logged_together, 2)) == [0.5, 0.5]
+    outcomes = run_ranks(logged_by_the_main_rank_alone, 2)
+    assert ["leave out rank_zero_only" in outcome.error for outcome in outcomes] == [True, True]
 
 
 def test_the_module_may_be_passed_as_model():
